@@ -1,0 +1,1 @@
+"""cost(q, c): the predicted time of a prefill chunk. Loads neither vLLM nor torch."""

@@ -1,0 +1,16 @@
+"""DeepSeek-V4.1-Flash and its serving layer for vLLM.
+
+Importing this package loads neither vLLM nor torch. vLLM calls `register` in each of its processes through the
+`vllm.general_plugins` entry point.
+"""
+
+__version__ = "0.1.0"
+
+
+def register() -> None:
+    """Register everything this plugin adds to vLLM. Re-entrant; called by vLLM once or more in every process."""
+    from deepinfer_vllm import compat
+    from deepinfer_vllm.models import register_models
+
+    compat.apply()
+    register_models()

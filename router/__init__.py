@@ -1,0 +1,1 @@
+"""The standalone router. Loads neither vLLM nor torch."""
