@@ -1,0 +1,138 @@
+"""Attention of one layer: low-rank queries over a sliding window of latents and the selected compressed rows.
+
+K = V = one latent per token or group, rotated; the output is rotated back by the query's position, then projected in
+groups. Writing and attending are apart, because a step may write rows for tokens it does not attend for.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ReplicatedLinear
+
+from deepinfer_vllm.models.deepseek_v41.cache import PagedCache, window_spec
+from deepinfer_vllm.models.deepseek_v41.compressor import Compressor
+from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+from deepinfer_vllm.models.deepseek_v41.gather_attention import gather_attention, tokens_per_chunk
+from deepinfer_vllm.models.deepseek_v41.indexer import Indexer
+from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
+from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies, rotate
+from deepinfer_vllm.models.deepseek_v41.step import Step
+from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
+
+
+class Attention(nn.Module):
+    """One layer's attention. `sources` maps a layer id to the compressed rows it owns, filled as layers are built."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        role: LayerRole,
+        numerics: Numerics,
+        block_size: int,
+        dtype: torch.dtype,
+        registry: dict[str, Any],
+        sources: dict[int, PagedCache],
+        prefix: str,
+        *,
+        replay_tokens: int,
+        rebuilt: bool,
+    ) -> None:
+        super().__init__()
+        self.role, self.numerics = role, numerics
+        self.heads, self.head_dim, self.groups = config.num_heads, config.head_dim, config.o_groups
+        self.window, self.scale = config.window, config.head_dim**-0.5
+        self.skips_rows = rebuilt
+
+        def linear(inputs: int, outputs: int, name: str) -> nn.Module:
+            return ReplicatedLinear(inputs, outputs, bias=False, return_bias=False, prefix=f"{prefix}.{name}")
+
+        self.wq_a = linear(config.hidden_size, config.q_lora_rank, "wq_a")
+        self.q_norm = RMSNorm(config.q_lora_rank, config.norm_eps)
+        self.wq_b = linear(config.q_lora_rank, self.heads * self.head_dim, "wq_b")
+        self.wkv = linear(config.hidden_size, self.head_dim, "wkv")
+        self.kv_norm = RMSNorm(self.head_dim, config.norm_eps)
+        self.wo_a = GroupedLinear(self.groups, self.heads * self.head_dim // self.groups, config.o_lora_rank, dtype)
+        self.wo_b = linear(self.groups * config.o_lora_rank, config.hidden_size, "wo_b")
+        self.attn_sink = nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False)
+
+        kept = self.window + (0 if rebuilt else replay_tokens)
+        self.window_rows = PagedCache(
+            f"{prefix}.window", window_spec(block_size, self.head_dim, dtype, kept, rebuilt=rebuilt), registry
+        )
+        if role.selects:
+            self.indexer = Indexer(config, role, numerics, f"{prefix}.indexer")
+        if role.writes_rows:
+            self.compressor = Compressor(
+                config, role.ratio, numerics, block_size, dtype, registry, f"{prefix}.compressor", replay_tokens
+            )
+            sources[role.layer_id] = self.compressor.rows
+        self._rows = [sources[role.kv_source]] if role.ratio else []  # a list: another layer's module is not a child
+        rope = config.compress_rope if role.ratio else config.main_rope
+        self.register_buffer("frequencies", inverse_frequencies(rope), persistent=False)
+
+    def write(self, x: torch.Tensor, step: Step) -> None:
+        """Store what later tokens and layers read of x [T, hidden]."""
+        latent = rotate(self.kv_norm(self.wkv(x)), RotaryTable(step.positions, self.frequencies))
+        step.write(self.window_rows, self.numerics.window(latent))
+        if self.role.writes_rows:
+            self.compressor(x, step, self.frequencies, self.indexer.key)
+
+    def attend(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """x [T, hidden] to [T, hidden]; everything these tokens may read has been written."""
+        rotary = RotaryTable(step.positions, self.frequencies)
+        q_low = self.q_norm(self.wq_a(x))
+        query = rotate(self.wq_b(q_low).view(-1, self.heads, self.head_dim), rotary)
+        if self.role.selects:
+            self.indexer(x, q_low, rotary, self._rows[0], step)
+        out = rotate(self._gathered(query, step).to(x.dtype), rotary, inverse=True)
+        return self.wo_b(self.wo_a(out.flatten(1)))
+
+    def _gathered(self, query: torch.Tensor, step: Step) -> torch.Tensor:
+        """Attention [T, H, D] float32, a chunk of tokens at a time."""
+        newest = int(step.positions.max())
+        back = torch.arange(min(self.window, newest + 1) - 1, -1, -1, device=query.device)
+        compressed = step.selected if self.role.ratio else None
+        num_rows = len(back) + (0 if compressed is None else compressed.shape[1])
+        chunk = tokens_per_chunk(num_rows, self.heads, self.head_dim)
+        out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+        for low in range(0, step.num_tokens, chunk):
+            part = slice(low, low + chunk)
+            rows, valid = self._window(back, part, step)
+            if compressed is not None:
+                more, more_valid = self._compressed(compressed[part], part, step)
+                rows, valid = torch.cat((rows, more), dim=1), torch.cat((valid, more_valid), dim=1)
+            out[part] = gather_attention(query[part], rows, valid, self.attn_sink, self.scale)
+        return out
+
+    def _window(self, back: torch.Tensor, part: slice, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """Window rows [t, W, D] and which of them count. A row that does not is the token's own, so always finite."""
+        position, request = step.positions[part].unsqueeze(-1), step.request[part].unsqueeze(-1)
+        index = position - back
+        floor = 0 if step.window_floor is None or not self.skips_rows else step.window_floor[request]
+        valid = index >= floor
+        index = torch.where(valid, index, position)
+        return self.window_rows.read(step.tables[self.window_rows.name], request, index), valid
+
+    def _compressed(self, selected: torch.Tensor, part: slice, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """Selected compressed rows [t, K, D] and which of them count; the others repeat a written row or are zeroed."""
+        rows, request = self._rows[0], step.request[part].unsqueeze(-1)
+        valid = selected >= 0
+        values = rows.read(step.tables[rows.name], request, selected.clamp_min(0), self.head_dim)
+        return values.masked_fill(~valid.unsqueeze(-1), 0), valid
+
+
+class GroupedLinear(nn.Module):
+    """Block-diagonal projection: each group of heads by its own matrix. weight [groups * outputs, inputs]."""
+
+    def __init__(self, groups: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.groups = groups
+        self.weight = nn.Parameter(torch.empty(groups * outputs, inputs, dtype=dtype), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, groups * inputs] to [T, groups * outputs]."""
+        parts = x.unflatten(-1, (self.groups, -1)).transpose(0, 1)
+        weight = self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
+        return torch.bmm(parts, weight).transpose(0, 1).flatten(1)

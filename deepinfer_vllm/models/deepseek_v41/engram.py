@@ -1,0 +1,43 @@
+"""Engram: an n-gram memory read from a huge table and gated into the residual streams.
+
+A token's table rows, side by side, are projected to one key per stream and one value. Stream h adds
+g_h * value, g_h = sigmoid(sign(d) * sqrt(max(|d|, 1e-6))), d = the normalised, weighted dot product of stream and key.
+"""
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.linear import ReplicatedLinear
+
+from deepinfer_vllm.models.deepseek_v41.config import EngramConfig, ModelConfig
+
+MIN_DOT = 1e-6
+
+
+class Engram(nn.Module):
+    """One layer's memory. `table` [rows, head_dim] is set at load, on the host and mapped from the checkpoint."""
+
+    def __init__(self, config: ModelConfig, engram: EngramConfig, dtype: torch.dtype, prefix: str) -> None:
+        super().__init__()
+        self.streams, self.hidden, self.eps = config.hc_mult, config.hidden_size, config.norm_eps
+        self.wkv = ReplicatedLinear(
+            engram.num_columns * engram.head_dim,
+            (self.streams + 1) * self.hidden,
+            bias=False,
+            return_bias=False,
+            prefix=f"{prefix}.wkv",
+        )
+        self.q_weight = nn.Parameter(torch.empty(self.streams, self.hidden, dtype=dtype), requires_grad=False)
+        self.k_weight = nn.Parameter(torch.empty(self.streams, self.hidden, dtype=dtype), requires_grad=False)
+        self.table = torch.empty(0)
+
+    def forward(self, streams: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """streams [T, M, hidden] with the memory added; rows [T, columns] int64 of the table."""
+        memory = self.table[rows.to(self.table.device)].flatten(1).to(streams.device, streams.dtype)
+        key, value = self.wkv(memory).float().split((self.streams * self.hidden, self.hidden), dim=-1)
+        key = key.unflatten(-1, (self.streams, self.hidden))
+        x = streams.float()
+        weighted = (x * (self.q_weight.float() * self.k_weight.float()) * key).sum(dim=-1)
+        norms = torch.rsqrt(x.square().mean(-1) + self.eps) * torch.rsqrt(key.square().mean(-1) + self.eps)
+        dot = weighted * norms * self.hidden**-0.5
+        gate = torch.sigmoid(torch.copysign(dot.abs().clamp_min(MIN_DOT).sqrt(), dot))
+        return (x + gate.unsqueeze(-1) * value.unsqueeze(1)).to(streams.dtype)

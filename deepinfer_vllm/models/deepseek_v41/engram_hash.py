@@ -1,0 +1,119 @@
+"""Which Engram table rows a token reads: exact hashes of the n-grams that end at it.
+
+Tokens are first mapped to a smaller vocabulary in which spellings of one word fall together. The hash of an n-gram is
+the exclusive or of its tokens' ids times odd multipliers, one per look-back distance; each (n, head) pair takes it
+modulo a prime of its own and owns the table rows from its offset on.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from deepinfer_vllm.models.deepseek_v41.config import ConfigError, EngramConfig
+
+DEAD = -1
+"""A compressed id that no n-gram may span."""
+
+
+@dataclass(frozen=True)
+class HashLayout:
+    """Hash constants of one Engram layer; columns run over n = 2, 3, ... and within n over the heads."""
+
+    multipliers: torch.Tensor
+    """[max_ngram] int64, by look-back distance."""
+    primes: torch.Tensor
+    """[max_ngram - 1, heads] int64."""
+    offsets: torch.Tensor
+    """[columns] int64: the first row of each column."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows the table must have."""
+        return int(self.primes.sum())
+
+
+def hash_layouts(engram: EngramConfig) -> list[HashLayout]:
+    """The constants of every Engram layer, in the order of `layer_ids`. Primes are never used twice across layers."""
+    used: set[int] = set()
+    layouts = []
+    bound = max(1, (2**63 - 1) // engram.compressed_vocab_size // 2)
+    for layer_id in engram.layer_ids:
+        multipliers = np.random.default_rng(10007 * layer_id).integers(0, bound, engram.max_ngram) * 2 + 1
+        primes = [_primes_from(engram.vocab_size, engram.num_heads, used) for _ in range(engram.max_ngram - 1)]
+        flat = [p for row in primes for p in row]
+        offsets = [sum(flat[:i]) for i in range(len(flat))]
+        layouts.append(HashLayout(torch.from_numpy(multipliers), torch.tensor(primes), torch.tensor(offsets)))
+    for layer_id, rows, layout in zip(engram.layer_ids, engram.num_rows, layouts, strict=True):
+        if rows != layout.num_rows:
+            limit = f"the hash of layer {layer_id} addresses {layout.num_rows} rows"
+            remedy = "Correct it, or engram_vocab_size, engram_n_heads and engram_max_ngram_size it follows from"
+            raise ConfigError("engram_num_embeddings", rows, limit, remedy)
+    return layouts
+
+
+def _primes_from(start: int, count: int, used: set[int]) -> list[int]:
+    """The next `count` primes at or above `start` that are not in `used`, which gains them."""
+    found: list[int] = []
+    candidate = start
+    while len(found) < count:
+        if candidate not in used and _is_prime(candidate):
+            found.append(candidate)
+            used.add(candidate)
+        candidate += 1
+    return found
+
+
+def _is_prime(n: int) -> bool:
+    return n >= 2 and all(n % d for d in range(2, math.isqrt(n) + 1))
+
+
+def compressed_vocabulary(tokenizer_file: Path, vocab_size: int) -> tuple[torch.Tensor, int]:
+    """([vocab_size] int64 compressed id of every token, number of classes), classes numbered as first seen.
+
+    Ids beyond the tokenizer's have no text; they share class 0 and are never produced by text. Needs a fast
+    tokenizer's tokenizer.json, from which training decoded.
+    """
+    from tokenizers import Regex, Tokenizer, normalizers
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    lone_space = "\ue000"  # private use: a token that is one space must not be stripped to nothing
+    normalise = normalizers.Sequence(
+        [
+            normalizers.NFKC(),
+            normalizers.NFD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex(r"[ \t\r\n]+"), " "),
+            normalizers.Replace(Regex(r"^ $"), lone_space),
+            normalizers.Strip(),
+            normalizers.Replace(lone_space, " "),
+        ]
+    ).normalize_str
+    classes: dict[str, int] = {}
+    ids = []
+    for token in range(min(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))):
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        key = tokenizer.id_to_token(token) if "\ufffd" in text else normalise(text) or text
+        ids.append(classes.setdefault(key, len(classes)))
+    ids += [0] * (vocab_size - len(ids))
+    return torch.tensor(ids), len(classes)
+
+
+def ngram_rows(history: torch.Tensor, positions: torch.Tensor, pad: int, layout: HashLayout) -> torch.Tensor:
+    """Table rows [T, columns] int64 that tokens read.
+
+    history [T, max_ngram] int64: compressed ids by look-back distance, the token itself first; entries before the
+    request's start may hold anything. Look-back ends at the start and at a DEAD id; from there on it reads `pad`.
+    """
+    distance = torch.arange(history.shape[-1], device=history.device)
+    ended = ((distance > positions.unsqueeze(-1)) | (history == DEAD)).long().cumsum(-1) > 0
+    products = torch.where(ended, pad, history) * layout.multipliers
+    mixed = products[:, 0]
+    columns = []
+    for n in range(1, history.shape[-1]):
+        mixed = mixed ^ products[:, n]
+        columns.append(mixed.unsqueeze(-1) % layout.primes[n - 1])
+    return torch.cat(columns, dim=-1) + layout.offsets

@@ -1,0 +1,137 @@
+"""The indexer of an index source: which compressed rows each token attends to.
+
+score(p, g) = sum over heads h of w_h * relu(q_h . k_g) / sqrt(index_head_dim * heads), for the rows g that p can see:
+g < (p + 1) // ratio. The `index_topk` best are selected; where fewer are visible, all of them.
+
+Two levels: the candidate source also ranks blocks of `candidate_block_size` rows by their best score and publishes the
+`candidate_topk_blocks` best, the newest block always among them; later index sources choose inside those blocks only.
+"""
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ReplicatedLinear
+
+from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
+from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
+from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, rotate
+from deepinfer_vllm.models.deepseek_v41.step import Step
+from deepinfer_vllm.models.deepseek_v41.topk import ascending, stable_topk
+from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
+
+WORKSPACE_BYTES = 64 << 20
+"""Scores of one chunk of tokens, all heads; bounds memory, not the result."""
+
+
+class Indexer(nn.Module):
+    """Queries of one index source; a KV source also owns the keys' projection."""
+
+    def __init__(self, config: ModelConfig, role: LayerRole, numerics: Numerics, prefix: str) -> None:
+        super().__init__()
+        self.role, self.numerics = role, numerics
+        self.heads, self.dim, self.topk = config.index_heads, config.index_head_dim, config.index_topk
+        self.blocks, self.block_size = config.candidate_blocks, config.candidate_block_size
+        self.wq_b = ReplicatedLinear(
+            config.q_lora_rank, self.heads * self.dim, bias=False, return_bias=False, prefix=f"{prefix}.wq_b"
+        )
+        self.weights_proj = ReplicatedLinear(
+            config.hidden_size, self.heads, bias=False, return_bias=False, prefix=f"{prefix}.weights_proj"
+        )
+        if role.writes_rows:
+            self.wk = ReplicatedLinear(
+                config.head_dim, self.dim, bias=False, return_bias=False, prefix=f"{prefix}.wk"
+            )
+            self.k_norm = RMSNorm(self.dim, config.norm_eps)
+
+    def key(self, latent: torch.Tensor, rotary: RotaryTable) -> torch.Tensor:
+        """Index keys [n, dim] of unrotated latents [n, head_dim]."""
+        return self.numerics.index(rotate(self.k_norm(self.wk(latent)), rotary))
+
+    def forward(
+        self, x: torch.Tensor, q_low: torch.Tensor, rotary: RotaryTable, rows: PagedCache, step: Step
+    ) -> None:
+        """Set `step.selected`, and `step.candidates` where this layer publishes them.
+
+        x [T, hidden], q_low [T, q_lora_rank]; `rows` holds latents [head_dim] then keys [dim].
+        """
+        visible = (step.positions + 1) // self.role.ratio
+        most = int(visible.max())
+        k = min(self.topk, most)
+        every = torch.arange(k, device=visible.device).expand(step.num_tokens, k)
+        step.selected = every.masked_fill(every >= visible.unsqueeze(-1), -1)
+        narrowed = -(-visible // self.block_size) > self.blocks if self._two_level else torch.zeros_like(visible > 0)
+        scored = (visible > self.topk) | narrowed
+        if self.role.publishes_candidates:
+            shape = (step.num_tokens, self.blocks if bool(narrowed.any()) else 0)
+            step.candidates = torch.full(shape, -1, device=visible.device)
+        if not bool(scored.any()):
+            return
+        query = self.numerics.index(rotate(self.wq_b(q_low).view(-1, self.heads, self.dim), rotary))
+        weight = self.weights_proj(x).float() * (self.dim * self.heads) ** -0.5
+        first_scored = scored.cumsum(0).cpu()
+        for request, (start, end) in enumerate(step.spans):
+            before = int(first_scored[start - 1]) if start else 0
+            begin = end - (int(first_scored[end - 1]) - before) if end > start else end
+            if begin < end:  # visible rows grow along a request, so the tokens to score are its last ones
+                self._score_request(request, begin, end, query, weight, visible, rows, step)
+
+    @property
+    def _two_level(self) -> bool:
+        return self.role.publishes_candidates or self.role.uses_candidates
+
+    def _score_request(
+        self,
+        request: int,
+        begin: int,
+        end: int,
+        query: torch.Tensor,
+        weight: torch.Tensor,
+        visible: torch.Tensor,
+        rows: PagedCache,
+        step: Step,
+    ) -> None:
+        """Select for tokens begin..end of one request, a chunk at a time."""
+        assert step.selected is not None
+        num_rows = int(visible[end - 1])
+        index = torch.arange(num_rows, device=visible.device)
+        keys = rows.read(step.tables[rows.name], torch.full_like(index, request), index)[:, -self.dim :].float()
+        chunk = max(1, WORKSPACE_BYTES // (4 * self.heads * num_rows))
+        for low in range(begin, end, chunk):
+            part = slice(low, min(low + chunk, end))
+            scores = torch.matmul(query[part].float(), keys.T).relu_()
+            scores = torch.bmm(weight[part].unsqueeze(1), scores).squeeze(1)
+            scores.masked_fill_(index >= visible[part].unsqueeze(-1), float("-inf"))
+            if self.role.publishes_candidates:
+                self._publish(scores, visible[part], part, step)
+            elif self.role.uses_candidates:
+                self._narrow(scores, part, step)
+            k = min(step.selected.shape[1], num_rows)
+            best = stable_topk(scores, k)
+            step.selected[part, :k] = ascending(best, scores.gather(-1, best) > float("-inf"))
+            step.selected[part, k:] = -1
+
+    def _publish(self, scores: torch.Tensor, visible: torch.Tensor, part: slice, step: Step) -> None:
+        """Keep the best blocks of the tokens that see more blocks than are kept."""
+        assert step.candidates is not None
+        num_blocks = -(-scores.shape[-1] // self.block_size)
+        if num_blocks <= self.blocks:
+            return
+        padded = nn.functional.pad(scores, (0, num_blocks * self.block_size - scores.shape[-1]), value=float("-inf"))
+        best = padded.unflatten(-1, (num_blocks, self.block_size)).amax(dim=-1)
+        newest = (visible - 1) // self.block_size
+        best.scatter_(-1, newest.unsqueeze(-1), float("inf"))
+        kept = stable_topk(best, self.blocks)
+        step.candidates[part] = ascending(kept, best.gather(-1, kept) > float("-inf"))
+
+    def _narrow(self, scores: torch.Tensor, part: slice, step: Step) -> None:
+        """Put the rows outside a token's candidate blocks out of reach, in place."""
+        if step.candidates is None or step.candidates.shape[-1] == 0:
+            return
+        blocks = step.candidates[part]
+        num_blocks = -(-scores.shape[-1] // self.block_size)
+        admitted = torch.zeros(scores.shape[0], num_blocks + 1, dtype=torch.bool, device=scores.device)
+        admitted.scatter_(-1, torch.where(blocks < 0, num_blocks, blocks), True)
+        admitted = admitted[:, :num_blocks] | (blocks < 0).all(dim=-1, keepdim=True)
+        outside = ~admitted.repeat_interleave(self.block_size, dim=-1)[:, : scores.shape[-1]]
+        scores.masked_fill_(outside, float("-inf"))

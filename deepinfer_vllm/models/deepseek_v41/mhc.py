@@ -1,0 +1,54 @@
+"""Delayed manifold-constrained hyper-connections: several residual streams, mixed before and after each sublayer.
+
+One projection of the flattened streams S [T, M, D] yields `pre` [T, M] (the weights with which the *next* sublayer
+collapses the streams), `post` [T, M] (where a sublayer's output goes) and `comb` [T, M, M] (how streams mix), the last
+made nearly doubly stochastic by Sinkhorn rounds. Everything here is float32; streams are kept in the model's dtype.
+"""
+
+import torch
+from torch import nn
+
+
+class HyperConnection(nn.Module):
+    """The mixing weights of one sublayer; parameters are owned by the layer, under the checkpoint's names."""
+
+    def __init__(self, streams: int, hidden_size: int, iterations: int, eps: float, norm_eps: float) -> None:
+        super().__init__()
+        outputs = (2 + streams) * streams
+        self.streams, self.iterations, self.eps, self.norm_eps = streams, iterations, eps, norm_eps
+        self.fn = nn.Parameter(torch.empty(outputs, streams * hidden_size, dtype=torch.float32), requires_grad=False)
+        self.base = nn.Parameter(torch.empty(outputs, dtype=torch.float32), requires_grad=False)
+        self.scale = nn.Parameter(torch.empty(3, dtype=torch.float32), requires_grad=False)
+
+    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """streams [T, M, D] to (pre [T, M], post [T, M], comb [T, M, M]), float32."""
+        m = self.streams
+        flat = streams.flatten(1).float()
+        flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.norm_eps)
+        pre, post, comb = nn.functional.linear(flat, self.fn).split((m, m, m * m), dim=-1)
+        base_pre, base_post, base_comb = self.base.split((m, m, m * m))
+        pre = torch.sigmoid(pre * self.scale[0] + base_pre) + self.eps
+        post = 2 * torch.sigmoid(post * self.scale[1] + base_post)
+        comb = (comb * self.scale[2] + base_comb).view(-1, m, m)
+        return pre, post, sinkhorn(comb, self.iterations, self.eps)
+
+
+def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    """logits [T, M, M] to row softmax, then columns and rows normalised in turn, columns last."""
+    comb = torch.softmax(logits, dim=-1) + eps
+    comb = comb / (comb.sum(dim=-2, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        comb = comb / (comb.sum(dim=-1, keepdim=True) + eps)
+        comb = comb / (comb.sum(dim=-2, keepdim=True) + eps)
+    return comb
+
+
+def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
+    """Weighted sum of the streams [T, M, D] -> [T, D], rounded to their dtype."""
+    return (pre.unsqueeze(-1) * streams.float()).sum(dim=1).to(streams.dtype)
+
+
+def expand(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
+    """out[j] = post[j] * y + sum_i comb[i, j] * streams[i]; y [T, D], streams and out [T, M, D]."""
+    mixed = torch.bmm(comb.transpose(1, 2), streams.float())
+    return (mixed + post.unsqueeze(-1) * y.float().unsqueeze(1)).to(streams.dtype)

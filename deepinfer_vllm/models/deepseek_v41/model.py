@@ -1,0 +1,189 @@
+"""DeepSeek-V4.1 for vLLM: the text model, assembled and driven one step at a time."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+from deepinfer_vllm import compat, envs
+from deepinfer_vllm.models.deepseek_v41 import weights
+from deepinfer_vllm.models.deepseek_v41.attention import Attention
+from deepinfer_vllm.models.deepseek_v41.cache import PagedCache, window_spec
+from deepinfer_vllm.models.deepseek_v41.config import ConfigError, EngramConfig, ModelConfig
+from deepinfer_vllm.models.deepseek_v41.engram import Engram
+from deepinfer_vllm.models.deepseek_v41.engram_hash import compressed_vocabulary, hash_layouts, ngram_rows
+from deepinfer_vllm.models.deepseek_v41.layer import DecoderLayer
+from deepinfer_vllm.models.deepseek_v41.mhc import collapse
+from deepinfer_vllm.models.deepseek_v41.moe import MoE
+from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
+from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts, narrow
+from deepinfer_vllm.models.deepseek_v41.safetensors_map import CHECKPOINT_FILES
+from deepinfer_vllm.models.deepseek_v41.step import Step
+from deepinfer_vllm.models.deepseek_v41.topology import check, layer_role
+
+
+class DeepseekV41ForCausalLM(nn.Module):
+    """V4.1 text model. Module names are the published checkpoint's tensor names."""
+
+    allow_patterns_overrides = [CHECKPOINT_FILES]
+    """vLLM's hook: the files its loader reads."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        model_config = vllm_config.model_config
+        self.config = config = ModelConfig.from_hf(model_config.hf_config)
+        check(config)
+        self.vllm_config = vllm_config
+        self.directory = weights.checkpoint_directory(model_config.model, model_config.revision)
+        dtype, block_size = model_config.dtype, vllm_config.cache_config.block_size
+        registry = vllm_config.compilation_config.static_forward_context
+        numerics = Numerics(quantised=envs.DEEPINFER_VLLM_NUMERICS == "qat")
+        self.replay = config.replay_cut >= 0 and compat.decoder_replay_enabled(vllm_config)
+        if self.replay:
+            compat.hook_runner()
+        replay_tokens = config.window if self.replay else 0
+        base = f"{prefix}." if prefix else ""
+
+        self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size, prefix=f"{base}embed")
+        sources: dict[int, PagedCache] = {}
+        layers = []
+        for layer_id in range(config.num_layers):
+            name = f"{base}layers.{layer_id}"
+            attention = Attention(
+                config,
+                layer_role(config, layer_id),
+                numerics,
+                block_size,
+                dtype,
+                registry,
+                sources,
+                f"{name}.attn",
+                replay_tokens=replay_tokens,
+                rebuilt=self.replay and layer_id > config.replay_cut,
+            )
+            has_engram = config.engram is not None and layer_id in config.engram.layer_ids
+            engram = Engram(config, config.engram, dtype, f"{name}.engram") if config.engram and has_engram else None
+            layers.append(DecoderLayer(config, attention, engram, MoE(config, dtype, f"{name}.ffn")))
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=f"{base}head")
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        if config.engram is not None:
+            self.history = NgramHistory(
+                config, config.engram, self.directory, block_size, replay_tokens, registry, f"{base}layers"
+            )
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """vLLM's hook: [T] to [T, hidden]."""
+        return self.embed(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """vLLM's hook: hidden states [T, hidden] after the final norm; zeros for tokens that replay skipped."""
+        context = get_forward_context()
+        if not context.attn_metadata:  # vLLM sizing memory: no cache is there to read
+            return self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        step = Step.from_metadata(context.attn_metadata, positions)
+        facts = context.additional_kwargs.get(compat.BATCH_FACTS) if self.replay else None
+        ids = None if input_ids is None else input_ids[: step.num_tokens]
+        embeds = self.embed(ids) if inputs_embeds is None else inputs_embeds[: step.num_tokens]
+        hidden = self.run(step, ids, embeds, facts)
+        return nn.functional.pad(hidden, (0, 0, 0, positions.shape[0] - hidden.shape[0]))
+
+    def run(
+        self,
+        step: Step,
+        ids: torch.Tensor | None,
+        embeds: torch.Tensor,
+        facts: BatchFacts | None = None,
+        trace: "list[tuple[torch.Tensor, torch.Tensor]] | None" = None,
+    ) -> torch.Tensor:
+        """One step without vLLM's context: ids [T], embeds [T, hidden] to [T, hidden].
+
+        `facts` switches decoder-side replay on. `trace` collects (streams, pre) of every layer.
+        """
+        if self.config.engram is not None:
+            if ids is None:
+                raise ValueError("DeepSeek-V4.1 with Engram hashes token ids: prompt embeddings cannot be served")
+            step.engram_rows = self.history(ids, step)
+        streams = embeds.unsqueeze(1).expand(-1, self.config.hc_mult, -1).contiguous()
+        pre = torch.zeros(streams.shape[:2], dtype=torch.float32, device=streams.device)
+        pre[:, 0] = 1.0
+        kept: torch.Tensor | None = None
+        for layer_id, layer in enumerate(self.layers):
+            streams, x = layer.write(streams, pre, step)
+            if layer_id == self.config.replay_cut and facts is not None:
+                narrowed = narrow(step, self.config.window, facts)
+                if narrowed is not None:
+                    step, kept = narrowed
+                    streams, x = streams[kept], x[kept]
+            streams, pre = layer.attend(streams, x, step)
+            if trace is not None:
+                trace.append((streams, pre))
+        hidden = self.norm(collapse(streams, pre))
+        if kept is None:
+            return hidden
+        return hidden.new_zeros(embeds.shape).index_copy_(0, kept, hidden)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """vLLM's hook: [n, hidden] to [n, vocabulary]."""
+        return self.logits_processor(self.head, hidden_states)
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """vLLM's hook: fill the parameters from a published checkpoint's tensors."""
+        return weights.load(self, tensors)
+
+
+class NgramHistory(nn.Module):
+    """The last compressed token ids of every request, and the table rows they hash to."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        engram: EngramConfig,
+        directory: Path,
+        block_size: int,
+        replay_tokens: int,
+        registry: dict[str, Any],
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        tokenizer = directory / "tokenizer.json"
+        if not tokenizer.is_file():
+            raise FileNotFoundError(f"{tokenizer} is missing: Engram hashes depend on it. Copy it from the release")
+        token_map, classes = compressed_vocabulary(tokenizer, config.vocab_size)
+        if classes != engram.compressed_vocab_size:
+            limit = f"{tokenizer.name} yields {classes} classes, and every hash depends on that number"
+            raise ConfigError(
+                "engram_compressed_vocab_size", engram.compressed_vocab_size, limit, "Use the release's own tokenizer"
+            )
+        self.register_buffer("token_map", token_map, persistent=False)
+        self.layouts = hash_layouts(engram)
+        self.layer_ids, self.span = engram.layer_ids, engram.max_ngram
+        self.pad = int(token_map[engram.pad_token_id])
+        self.ids = PagedCache(
+            f"{prefix}.{engram.layer_ids[0]}.engram.history",
+            window_spec(block_size, 1, torch.int32, engram.max_ngram + replay_tokens),
+            registry,
+        )
+
+    def forward(self, ids: torch.Tensor, step: Step) -> dict[int, torch.Tensor]:
+        """Store ids [T]; rows [T, columns] by Engram layer."""
+        step.write(self.ids, self.token_map[ids].unsqueeze(-1))
+        back = (step.positions.unsqueeze(-1) - torch.arange(self.span, device=ids.device)).clamp_min(0)
+        history = step.read(self.ids, back).squeeze(-1).long()
+        return {
+            layer_id: ngram_rows(history, step.positions, self.pad, layout)
+            for layer_id, layout in zip(self.layer_ids, self.layouts, strict=True)
+        }

@@ -1,0 +1,42 @@
+"""Decoder-side bounded replay: past the last KV source, a prefill runs only each request's last window of tokens.
+
+Layers above the last KV source write nothing that later tokens read but their own window rows, so of a prompt only
+the tokens that reach the next ones through those windows matter much. Skipping the others nearly halves prefill work.
+It is an approximation: the first kept tokens see a truncated window in each of these layers. It rests on two things:
+
+- a window row that was skipped is never read: `Step.window_floor` bounds what a token may see in these layers;
+- after a prefix hit the last window is recomputed (vLLM's `bounded_replay` specs), for its rows may have been skipped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer_vllm.models.deepseek_v41.step import Step
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What the runner knows of a batch and vLLM's metadata does not say; per request, in batch order."""
+
+    keep_all: Sequence[bool]
+    """Whether every token's hidden state is wanted (prompt logprobs)."""
+    first_computed: Sequence[int]
+    """Position from which the request has been computed here without a gap; 0 unless it began with a prefix hit."""
+
+
+def narrow(step: Step, window: int, facts: BatchFacts) -> tuple[Step, torch.Tensor] | None:
+    """(the step without the tokens to skip, their rows [T'] in it), or None when nothing is skipped or floored."""
+    rows, spans, floors = [], [], []
+    for i, (start, end) in enumerate(step.spans):
+        kept = end - start if facts.keep_all[i] else min(end - start, window)
+        first = facts.first_computed[i]
+        floors.append(max(first, step.seq_lens[i] - kept) if kept < end - start else first)
+        spans.append((len(rows), len(rows) + kept))
+        rows.extend(range(end - kept, end))
+    if len(rows) == step.num_tokens and not any(floors):
+        return None
+    device = step.positions.device
+    kept_rows = torch.tensor(rows, dtype=torch.int64, device=device)
+    return step.take(kept_rows, spans, torch.tensor(floors, dtype=torch.int64, device=device)), kept_rows

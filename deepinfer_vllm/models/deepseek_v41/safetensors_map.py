@@ -1,0 +1,48 @@
+"""Tensors of a checkpoint read in place: mapped from the file, so only touched pages take memory."""
+
+import json
+import mmap
+from pathlib import Path
+
+import numpy as np
+import torch
+
+CHECKPOINT_FILES = "model*.safetensors"
+"""The published shards; other safetensors files in the folder are not weights."""
+
+_DTYPES: dict[str, tuple[type, torch.dtype]] = {
+    "BF16": (np.uint16, torch.bfloat16),
+    "F16": (np.float16, torch.float16),
+    "F32": (np.float32, torch.float32),
+}
+
+
+def find_shard(directory: Path, name: str) -> Path | None:
+    """The shard that holds tensor `name`: by the index where there is one, else by each file's header."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        shard = json.loads(index.read_text())["weight_map"].get(name)
+        return directory / shard if shard else None
+    return next((f for f in sorted(directory.glob(CHECKPOINT_FILES)) if name in _header(f)[0]), None)
+
+
+def map_tensor(shard: Path, name: str) -> torch.Tensor:
+    """Tensor `name` of a shard, mapped copy-on-write and advised for random access.
+
+    Raises ValueError for a dtype that is not bf16, fp16 or fp32.
+    """
+    header, data_start = _header(shard)
+    entry = header[name]
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"{shard.name}: {name} has dtype {entry['dtype']}; only {', '.join(_DTYPES)} can be mapped")
+    stored, dtype = _DTYPES[entry["dtype"]]
+    array = np.memmap(shard, stored, mode="c", offset=data_start + entry["data_offsets"][0], shape=tuple(entry["shape"]))
+    array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+    return torch.from_numpy(array).view(dtype)
+
+
+def _header(shard: Path) -> tuple[dict[str, dict], int]:  # type: ignore[type-arg]
+    """(entries by tensor name, byte offset of the data); format: 8-byte little-endian length, JSON, data."""
+    with shard.open("rb") as f:
+        length = int.from_bytes(f.read(8), "little")
+        return json.loads(f.read(length)), 8 + length

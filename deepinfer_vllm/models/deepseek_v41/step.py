@@ -1,0 +1,77 @@
+"""One forward step as the layers see it: which token belongs to which request, and where its rows lie."""
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from deepinfer_vllm.models.deepseek_v41.backend import PagedRowsMetadata
+    from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
+
+
+@dataclass
+class Step:
+    """A batch of T tokens from R requests, each request's tokens adjacent and in order."""
+
+    positions: torch.Tensor
+    """[T] int64."""
+    request: torch.Tensor
+    """[T] int64: the request of each token."""
+    spans: list[tuple[int, int]]
+    """Per request, the half-open range of its tokens."""
+    seq_lens: list[int]
+    """Per request, tokens it will have once this step is done."""
+    tables: dict[str, torch.Tensor]
+    """Block table of each cache, by its name."""
+    window_floor: torch.Tensor | None = None
+    """[R] int64: the first position with a window row, in the layers that skip rows. None: nothing is skipped."""
+    selected: torch.Tensor | None = None
+    """[T, K] int64: compressed rows chosen by the latest index source, ascending, then -1."""
+    candidates: torch.Tensor | None = None
+    """[T, P] int64: candidate blocks of the candidate source, -1 padded; a row of only -1 admits every block."""
+    engram_rows: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Table rows to read, [T, columns] int64, by engram layer."""
+
+    @classmethod
+    def from_metadata(
+        cls, metadata: "dict[str, PagedRowsMetadata]", positions: torch.Tensor
+    ) -> "Step":
+        """Build from vLLM's metadata by cache name; tokens that only pad the batch are left out."""
+        any_group = next(iter(metadata.values()))
+        bounds = any_group.query_start.tolist()
+        lengths = any_group.query_start.diff()
+        request = torch.repeat_interleave(torch.arange(len(lengths)), lengths.long()).to(positions.device)
+        return cls(
+            positions=positions[: bounds[-1]].long(),
+            request=request,
+            spans=list(zip(bounds[:-1], bounds[1:], strict=True)),
+            seq_lens=any_group.seq_lens.tolist(),
+            tables={name: m.block_table for name, m in metadata.items()},
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.positions.shape[0]
+
+    def read(self, cache: "PagedCache", row: torch.Tensor, width: int | None = None) -> torch.Tensor:
+        """Rows [T, k] of each token's own request: [T, k, width]."""
+        return cache.read(self.tables[cache.name], self.request.unsqueeze(-1), row, width)
+
+    def write(self, cache: "PagedCache", values: torch.Tensor) -> None:
+        """One row a token, at its position."""
+        cache.write(self.tables[cache.name], self.request, self.positions, values)
+
+    def take(self, rows: torch.Tensor, spans: list[tuple[int, int]], window_floor: torch.Tensor) -> "Step":
+        """The same step narrowed to some of its tokens: rows [T'] int64 ascending, with their new spans."""
+        return replace(
+            self,
+            positions=self.positions[rows],
+            request=self.request[rows],
+            spans=spans,
+            window_floor=window_floor,
+            selected=None if self.selected is None else self.selected[rows],
+            candidates=None if self.candidates is None else self.candidates[rows],
+            engram_rows={layer: ids[rows] for layer, ids in self.engram_rows.items()},
+        )

@@ -1,0 +1,60 @@
+"""What vLLM asks of a V4.1 model before any worker starts: can this checkpoint, and this engine, run it?"""
+
+from typing import Any
+
+from deepinfer_vllm.models.deepseek_v41 import weights
+from deepinfer_vllm.models.deepseek_v41.config import ConfigError, ModelConfig
+from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts
+from deepinfer_vllm.models.deepseek_v41.topology import check
+
+
+def verify_model(model_config: Any) -> None:
+    """Check config.json and the Engram tables beside it; take the model out of vLLM's generic MLA handling.
+
+    Raises ConfigError or weights.CheckpointError.
+    """
+    hf = model_config.hf_config
+    if getattr(hf, "quantization_config", None):
+        raise ConfigError(
+            "quantization_config",
+            hf.quantization_config.get("quant_method"),
+            "the portable model loads bf16, fp16 and fp32 checkpoints",
+            "Convert the checkpoint to bf16, or run it on CUDA or ROCm with vLLM's own model",
+        )
+    config = ModelConfig.from_hf(hf)
+    check(config)
+    if config.engram is not None:
+        hash_layouts(config.engram)
+        weights.check_tables(config, weights.checkpoint_directory(model_config.model, model_config.revision))
+        if model_config.enable_prompt_embeds:
+            raise ConfigError(
+                "engram_layer_ids",
+                list(config.engram.layer_ids),
+                "Engram hashes token ids, which --enable-prompt-embeds requests do not have",
+                "Start without --enable-prompt-embeds; such requests are then refused with status 400",
+            )
+    # Taken for generic MLA, the CPU platform would force blocks of 16 and no prefix caching or chunked prefill.
+    model_config.model_arch_config.is_deepseek_mla = False
+
+
+def verify_engine(vllm_config: Any) -> None:
+    """Refuse what the portable model does not do, naming the flag. Raises ValueError."""
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    problems = [
+        f"{flag}={value} (must be {allowed})"
+        for flag, value, allowed, bad in (
+            ("--tensor-parallel-size", parallel.tensor_parallel_size, "1", parallel.tensor_parallel_size > 1),
+            ("--pipeline-parallel-size", parallel.pipeline_parallel_size, "1", parallel.pipeline_parallel_size > 1),
+            ("--enable-expert-parallel", parallel.enable_expert_parallel, "off", parallel.enable_expert_parallel),
+            ("--kv-cache-dtype", cache.cache_dtype, "auto", cache.cache_dtype not in ("auto", "float32", "bfloat16")),
+            ("--block-size", cache.block_size, "even", bool(cache.block_size and cache.block_size % 2)),
+            ("--speculative-config", "set", "unset", vllm_config.speculative_config is not None),
+            ("--enable-lora", True, "off", vllm_config.lora_config is not None),
+        )
+        if bad
+    ]
+    if problems:
+        raise ValueError(
+            f"The portable DeepSeek-V4.1 cannot run with {', '.join(problems)}. "
+            "Change these, or use --data-parallel-size for more throughput"
+        )
