@@ -32,10 +32,8 @@ def token_map(tokenizer_file: Path) -> list[int]:
     mapped = []
     for token in range(tokenizer.get_vocab_size()):
         text = tokenizer.decode([token], skip_special_tokens=False)
-        if "\ufffd" in text:  # part of a character: nothing to fold
-            key = tokenizer.id_to_token(token)
-        else:
-            key = fold.normalize_str(text) or text
+        is_partial_character = "\ufffd" in text  # nothing to fold in one
+        key = tokenizer.id_to_token(token) if is_partial_character else fold.normalize_str(text) or text
         mapped.append(ids.setdefault(key, len(ids)))
     return mapped
 
