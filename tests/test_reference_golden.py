@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference import Output, Reference, load
 
 from deepinfer_vllm.checkpoint import checks, compare, golden
 from deepinfer_vllm.checkpoint.interface import Generation, Prefill
+from reference import Output, Reference, load
 
 GOLDEN = Path(__file__).parent / "golden"
 SETS = ["v41-tiny-a", "v41-tiny-b", "v41-tiny-a-fp8"]

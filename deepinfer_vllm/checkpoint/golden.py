@@ -106,7 +106,8 @@ def _tensors(directory: Path, name: str) -> dict[str, torch.Tensor]:
     path = directory / name
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist, but golden.json lists it")
-    return load_file(path)
+    tensors: dict[str, torch.Tensor] = load_file(path)
+    return tensors
 
 
 def _inputs(
