@@ -15,7 +15,6 @@ from deepinfer_vllm.cli import doctor
 
 app = typer.Typer(
     name="deepinfer",
-    help="DeepSeek-V4.1-Flash and its serving layer for vLLM.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
