@@ -33,10 +33,10 @@ $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@echo "pip install --editable .[cpu,dev]: a few minutes, see $(INSTALL_LOG)"
 	@$(BIN)/python -m pip install $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') --editable '.[cpu,dev]' \
-	    >$(INSTALL_LOG) 2>&1 || { tail -n 5 $(INSTALL_LOG) >&2; \
-	    if grep -q 'No matching distribution found for torch==' $(INSTALL_LOG); then \
+	    >$(INSTALL_LOG) 2>&1 || { \
+	    if grep -qE '(distribution found for|depends on) torch==' $(INSTALL_LOG); then \
 	        echo "make: pip's sources have no torch==2.13.0+cpu for this Python; name an index that has: make install TORCH_INDEX=<URL>" >&2; \
-	    fi; exit 1; }
+	    else tail -n 5 $(INSTALL_LOG) >&2; fi; exit 1; }
 	$(BIN)/deepinfer doctor --fix
 	@touch $@
 
