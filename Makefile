@@ -61,6 +61,7 @@ doctor: $(INSTALLED) ## what works in .venv, and what would run
 	$(BIN)/deepinfer doctor
 
 wheel: $(INSTALLED) ## build the wheel into dist/
+	rm -rf build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean: ## remove everything that was built here, .venv too
