@@ -18,7 +18,7 @@ NUMERICS = {"plain": "plain", "qat": "qat", "bf16": "qat"}
 
 
 def _settle(numerics: str) -> None:
-    """Exact runs: our model, no replay, the numerics asked for. vLLM in this process; no compiled sampler for one run."""
+    """Exact runs: our model, no replay, the numerics asked for; vLLM in this process, its sampler not compiled."""
     os.environ["DEEPINFER_VLLM_MODEL"] = "portable"
     os.environ["DEEPINFER_VLLM_NUMERICS"] = NUMERICS[numerics]
     os.environ["DEEPINFER_VLLM_DECODER_REPLAY"] = "0"

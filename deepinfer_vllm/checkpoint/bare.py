@@ -194,7 +194,8 @@ def _load(vllm_config: Any) -> DeepseekV41ForCausalLM:
         process_weights_after_loading(model, model_config, torch.device(vllm_config.device_config.device))
     if not isinstance(model, DeepseekV41ForCausalLM):
         raise TypeError(f"vLLM built {type(model).__module__}; set DEEPINFER_VLLM_MODEL=portable to check this model")
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _join_group_of_one() -> None:

@@ -96,7 +96,7 @@ def compressed_vocabulary(tokenizer_file: Path, vocab_size: int) -> tuple[torch.
     ids = []
     for token in range(min(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))):
         text = tokenizer.decode([token], skip_special_tokens=False)
-        key = tokenizer.id_to_token(token) if "\ufffd" in text else normalise(text) or text
+        key = str(tokenizer.id_to_token(token)) if "\ufffd" in text else normalise(text) or text
         ids.append(classes.setdefault(key, len(classes)))
     ids += [0] * (vocab_size - len(ids))
     return torch.tensor(ids), len(classes)
