@@ -57,8 +57,9 @@ def _one_line_errors(command: str, *also: type[Exception]) -> Iterator[None]:
     """What the user can act on ends the command with one line and exit code 2; anything else is a bug and shows."""
     from deepinfer_vllm.checkpoint.errors import CheckpointError
 
+    expected: tuple[type[Exception], ...] = (CheckpointError, *also)
     try:
         yield
-    except (CheckpointError, *also) as error:
+    except expected as error:
         typer.echo(f"deepinfer checkpoint {command}: {error}", err=True)
         raise typer.Exit(2) from None
