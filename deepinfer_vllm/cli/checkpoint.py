@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    name="checkpoint", help="Write and verify DeepSeek-V4.1 checkpoints.", no_args_is_help=True, rich_markup_mode=None
+    name="checkpoint",
+    help="Write and verify DeepSeek-V4.1 checkpoints.\n\nExample: deepinfer checkpoint tiny /tmp/v41-tiny",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 

@@ -7,7 +7,8 @@
 | open group | token, ratio-2 sources | projected kv, gate score [2 * head_dim], float32 | the last `ratio` tokens |
 | n-gram history | token | compressed token id [1], int32 | the last n-gram |
 
-Rows are of the model's dtype where none is given. Nothing else outlives a step, so chunk cuts, prefix hits, preemption and resume need no code here.
+Rows are of the model's dtype where none is given. Nothing else outlives a step, so chunk cuts, prefix hits, preemption
+and resume need no code here.
 """
 
 from typing import Any
