@@ -66,12 +66,14 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.empty(e, hidden, inner, dtype=dtype), requires_grad=False)
 
     def load(self, expert: int, name: str, weight: torch.Tensor) -> None:
-        """Put one expert's w1, w2 or w3 in its place."""
+        """Put one expert's w1, w2 or w3 in its place. Raises ValueError for a weight of another shape."""
         target = {
             "w1": lambda: self.w13[expert, : self.inner],
             "w3": lambda: self.w13[expert, self.inner :],
             "w2": lambda: self.w2[expert],
         }[name]()
+        if weight.shape != target.shape:  # copy_ would broadcast
+            raise ValueError(f"{list(weight.shape)} into {list(target.shape)}")
         target.copy_(weight)
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
