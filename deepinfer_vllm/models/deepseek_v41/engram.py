@@ -1,7 +1,8 @@
 """Engram: an n-gram memory read from a huge table and gated into the residual streams.
 
 A token's table rows, side by side, are projected to one key per stream and one value. Stream h adds
-g_h * value, g_h = sigmoid(sign(d) * sqrt(max(|d|, 1e-6))), d = the normalised, weighted dot product of stream and key.
+g_h * value, g_h = sigmoid(sign(d) * sqrt(max(|d|, 1e-6))), d = the normalised, weighted dot product of stream and key;
+the sign of 0 is 1.
 """
 
 import torch

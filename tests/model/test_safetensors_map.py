@@ -1,0 +1,101 @@
+"""Tensors mapped from the checkpoint: found, exact, and not in memory until they are touched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from deepinfer_vllm.models.deepseek_v41.safetensors_map import find_shard, map_tensor
+from small_model import normal
+
+INDEX = "model.safetensors.index.json"
+
+
+def two_shards(directory: Path) -> dict[str, torch.Tensor]:
+    tensors = {"a": normal(1, 5, 3), "b": normal(2, 4, 2).bfloat16(), "c": normal(3, 7).half(), "d": normal(4, 2, 2, 2)}
+    save_file({k: tensors[k] for k in "ab"}, directory / "model-00001-of-00002.safetensors")
+    save_file({k: tensors[k] for k in "cd"}, directory / "model-00002-of-00002.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_every_tensor_is_found_and_exact(tmp_path: Path, indexed: bool) -> None:
+    tensors = two_shards(tmp_path)
+    if indexed:
+        files = {k: f"model-0000{1 + (k in 'cd')}-of-00002.safetensors" for k in tensors}
+        (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
+    for name, expected in tensors.items():
+        shard = find_shard(tmp_path, name)
+        assert shard is not None and shard.name.startswith(f"model-0000{1 + (name in 'cd')}")
+        mapped = map_tensor(shard, name)
+        assert mapped.dtype == expected.dtype and torch.equal(mapped, expected)
+    assert find_shard(tmp_path, "nowhere") is None
+
+
+def test_other_files_are_not_searched(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, tmp_path / "golden.safetensors")
+    assert find_shard(tmp_path, "a") is None
+
+
+def test_the_index_decides(tmp_path: Path) -> None:
+    two_shards(tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00009-of-00009.safetensors"}}))
+    assert find_shard(tmp_path, "a") == tmp_path / "model-00009-of-00009.safetensors"
+    assert find_shard(tmp_path, "b") is None
+
+
+def test_a_dtype_that_cannot_be_mapped(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"table": torch.zeros(2, 2).to(torch.float8_e4m3fn)}, file)
+    with pytest.raises(ValueError, match=r"model\.safetensors: table has dtype F8_E4M3; only BF16, F16, F32"):
+        map_tensor(file, "table")
+
+
+def test_writing_does_not_reach_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(4)}, file)
+    map_tensor(file, "a").fill_(1)
+    assert not bool(map_tensor(file, "a").any())
+
+
+def resident_bytes(address: int) -> int:
+    """Resident bytes of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if "-" in head and not head.endswith(":"):
+            low, high = (int(bound, 16) for bound in head.split("-"))
+            inside = low <= address < high
+        elif inside and line.startswith("Rss:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError(f"{address:#x} is not mapped")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_a_large_table_takes_no_memory_but_for_the_rows_read(tmp_path: Path) -> None:
+    rows, width = 1 << 20, 128  # 256 MB of bf16, a hole in the file but for three rows
+    size = rows * width * 2
+    header = json.dumps({"t": {"dtype": "BF16", "shape": [rows, width], "data_offsets": [0, size]}}).encode()
+    header += b" " * (-len(header) % 8)
+    written = {
+        0: normal(1, width).bfloat16(),
+        777_777: normal(2, width).bfloat16(),
+        rows - 1: normal(3, width).bfloat16(),
+    }
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as f:
+        f.write(len(header).to_bytes(8, "little") + header)
+        for row, values in written.items():
+            f.seek(8 + len(header) + row * width * 2)
+            f.write(values.view(torch.uint8).numpy().tobytes())
+        f.truncate(8 + len(header) + size)
+    table = map_tensor(file, "t")
+    assert table.shape == (rows, width)
+    assert resident_bytes(table.data_ptr()) < size / 100
+    got = table[torch.tensor([*written, 5])]
+    assert torch.equal(got, torch.stack([*written.values(), torch.zeros(width).bfloat16()]))
+    assert resident_bytes(table.data_ptr()) < size / 100
