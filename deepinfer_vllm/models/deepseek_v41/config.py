@@ -155,8 +155,14 @@ def _ropes(hf: Any) -> tuple[RopeConfig, RopeConfig]:
     scaling = getattr(hf, "rope_parameters", None) or getattr(hf, "rope_scaling", None) or {}
     scaling = scaling.get("compress", scaling)
     theta = float(getattr(hf, "compress_rope_theta", None) or scaling.get("rope_theta") or main.theta)
-    if scaling.get("rope_type", scaling.get("type", "default")) != "yarn":
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
         return main, RopeConfig(dim, theta)
+    if kind not in ("yarn", "deepseek_yarn"):
+        raise ConfigError("rope_scaling.rope_type", kind, "must be default or yarn", "Correct config.json")
+    for field in ("factor", "original_max_position_embeddings"):
+        if not scaling.get(field):
+            raise ConfigError(f"rope_scaling.{field}", scaling.get(field), "YaRN needs it", "Add it to config.json")
     return main, RopeConfig(
         dim,
         theta,

@@ -72,6 +72,8 @@ def _check_sizes(c: ModelConfig) -> None:
     for field, size in (
         ("vocab_size", c.vocab_size),
         ("hidden_size", c.hidden_size),
+        ("q_lora_rank", c.q_lora_rank),
+        ("o_lora_rank", c.o_lora_rank),
         ("sliding_window", c.window),
         ("hc_mult", c.hc_mult),
         ("hc_sinkhorn_iters", c.hc_sinkhorn_iters),
