@@ -46,6 +46,7 @@ def load(model: "DeepseekV41ForCausalLM", tensors: Iterable[tuple[str, torch.Ten
     """
     parameters = dict(model.named_parameters())
     modules = dict(model.named_modules())
+    vocabulary = (model.config.vocab_size, model.config.hidden_size)  # whose parameters vLLM pads
     missing = expected_names(model)
     unexpected: list[str] = []
     misshapen: list[str] = []
@@ -63,19 +64,20 @@ def load(model: "DeepseekV41ForCausalLM", tensors: Iterable[tuple[str, torch.Ten
                 modules[match[1]].load(int(match[2]), match[3], tensor)
             else:
                 parameter = parameters[_HYPER.sub(r"\1.hc_\2.\3", name)]
-                loader = getattr(parameter, "weight_loader", None)
-                if loader is not None:
-                    loader(parameter, tensor)
-                elif parameter.shape == tensor.shape:
-                    parameter.data.copy_(tensor)
-                else:
-                    raise ValueError(f"{list(tensor.shape)} into {list(parameter.shape)}")
+                shape = vocabulary if name in ("embed.weight", "head.weight") else parameter.shape
+                if tensor.shape != shape:  # loaders and copy_ would broadcast
+                    raise ValueError(f"{list(tensor.shape)} into {list(shape)}")
+                getattr(parameter, "weight_loader", _copy)(parameter, tensor)
         except (RuntimeError, ValueError, AssertionError) as error:
-            misshapen.append(f"{name} {list(tensor.shape)} ({error})")
+            misshapen.append(f"{name} ({error})")
     _report(unexpected, sorted(missing), misshapen)
     for layer_id, table in check_tables(model.config, model.directory).items():
         model.layers[layer_id].engram.table = table
     return set(parameters)
+
+
+def _copy(parameter: torch.Tensor, tensor: torch.Tensor) -> None:
+    parameter.data.copy_(tensor)
 
 
 def expected_names(model: nn.Module) -> set[str]:
