@@ -17,6 +17,17 @@ def portable_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DEEPINFER_VLLM_NUMERICS", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These tensors are tiny: a second thread only waits, and on a busy machine for long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def vllm_layers() -> Iterator[None]:
     """A vLLM config in force and a process group of one: without them its linears and norms cannot be made."""

@@ -1,0 +1,68 @@
+"""Random checkpoints for tests, what they cover, and the bare model over them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepinfer_vllm.checkpoint.bare import BareModel
+from deepinfer_vllm.checkpoint.topology import random_config
+from deepinfer_vllm.checkpoint.writer import write_checkpoint
+
+TOKENS = 90
+
+
+@contextlib.contextmanager
+def bare_model(directory: Path) -> Iterator[BareModel]:
+    """The checkpoint's modules, with this plugin in force; vLLM's process group is left at the end."""
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    model = BareModel(directory)
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+def write_random(directory: Path, seed: int) -> torch.Tensor:
+    """A checkpoint of random topology; ids of a prompt for it."""
+    config = random_config(seed)
+    write_checkpoint(directory, config, seed=seed)
+    vocabulary = config["text_config"]["vocab_size"]
+    return torch.randint(vocabulary, (TOKENS,), generator=torch.Generator().manual_seed(seed))
+
+
+def covered(seed: int) -> set[str]:
+    """What the topology of a seed exercises."""
+    text = random_config(seed)["text_config"]
+    cases = {
+        "no compressed layer": not any(text["compress_ratios"]),
+        "candidates that bite": _candidates_bite(text),
+        "a newer KV source under the mask": _candidates_bite(text)
+        and text["candidate_source_layer_id"] < max(text["kv_source_layer_ids"]),
+        "both ratios": {1, 2} <= set(text["compress_ratios"]),
+        "three KV sources": len(text["kv_source_layer_ids"]) >= 3,
+        "compressed first layer": text["compress_ratios"][0] > 0,
+        "Engram in layer 0": 0 in text["engram_layer_ids"],
+        "Engram in the last layer": text["num_hidden_layers"] - 1 in text["engram_layer_ids"],
+        "only 2-grams": bool(text["engram_layer_ids"]) and text["engram_max_ngram_size"] == 2,
+        "no Engram": not text["engram_layer_ids"],
+        "odd window": text["sliding_window"] % 2 == 1,
+        "two streams": text["hc_mult"] == 2,
+        "one expert a token": text["num_experts_per_tok"] == 1,
+    }
+    return {name for name, holds in cases.items() if holds}
+
+
+def _candidates_bite(text: dict[str, Any]) -> bool:
+    """Whether a later index source must choose among fewer rows than there are."""
+    source = text["candidate_source_layer_id"]
+    if not 0 <= source < max(text["index_source_layer_ids"], default=-1):
+        return False
+    kept = text["candidate_topk_blocks"] * text["candidate_block_size"]
+    return kept < TOKENS // text["compress_ratios"][source] - text["candidate_block_size"]
