@@ -19,14 +19,14 @@ TOKENS = 90
 @contextlib.contextmanager
 def bare_model(directory: Path) -> Iterator[BareModel]:
     """The checkpoint's modules, with this plugin in force; vLLM's process group is left at the end."""
+    from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    model = BareModel(directory)
     try:
-        yield model
+        yield BareModel(directory)
     finally:
-        model.close()
+        cleanup_dist_env_and_memory()  # what BareModel.close does; also when there is no model to close
 
 
 def write_random(directory: Path, seed: int) -> torch.Tensor:
