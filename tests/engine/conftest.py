@@ -11,6 +11,7 @@ import pytest
 from deepinfer_vllm.checkpoint import golden
 from deepinfer_vllm.checkpoint.backends import EngineBackend
 from deepinfer_vllm.checkpoint.golden import Prompt
+from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 Engine = Callable[..., AbstractContextManager[EngineBackend]]
@@ -34,6 +35,19 @@ def engine() -> Engine:
             backend.close()
 
     return start
+
+
+def model_of(backend: EngineBackend) -> Any:
+    """The model inside the engine."""
+    core = backend._llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker.model_runner.model
+
+
+def poison(backend: EngineBackend) -> None:
+    """Fill every cache row with what must never reach a result."""
+    for module in model_of(backend).modules():
+        if isinstance(module, PagedCache):
+            module.kv_cache.fill_(float("nan") if module.kv_cache.is_floating_point() else 2**31 - 1)
 
 
 def preempt_all_every(backend: EngineBackend, steps: int) -> None:
