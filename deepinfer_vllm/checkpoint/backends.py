@@ -76,9 +76,7 @@ class EngineBackend:
 
     name = "engine"
 
-    def __init__(
-        self, directory: Path, dtype: str, numerics: str, *, replay: bool = False, **engine_args: Any
-    ) -> None:
+    def __init__(self, directory: Path, dtype: str, numerics: str, *, replay: bool = False, **engine_args: Any) -> None:
         _settle(numerics, replay=replay)
         from vllm import LLM
         from vllm.config import ModelConfig
@@ -105,9 +103,7 @@ class EngineBackend:
         """See `Backend`."""
         return self.generate_many([prompt_ids], count)[0]
 
-    def generate_many(
-        self, prompts: Sequence[Sequence[int]], count: int, *, logits: bool = True
-    ) -> list[Generation]:
+    def generate_many(self, prompts: Sequence[Sequence[int]], count: int, *, logits: bool = True) -> list[Generation]:
         """Several prompts in one batch. Without `logits` it is much faster."""
         found = [o.outputs[0] for o in self._run(prompts, count, logprobs=self._vocab if logits else None)]
         return [Generation(list(o.token_ids), self._logits(o.logprobs) if logits else None) for o in found]
@@ -133,9 +129,7 @@ class EngineBackend:
     def _run(self, prompts: Sequence[Sequence[int]], count: int, **sampling: Any) -> Any:
         from vllm import SamplingParams
 
-        params = SamplingParams(
-            temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, **sampling
-        )
+        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, **sampling)
         return self._llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
 
     def _logits(self, rows: Any) -> torch.Tensor:

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+
 from conftest import (  # type: ignore[import-not-found]
     GOLDEN,
     Engine,
@@ -13,11 +14,10 @@ from conftest import (  # type: ignore[import-not-found]
     preempt_all_every,
     preemptions,
 )
-from reference import load
-from reference.model import Reference
-
 from deepinfer_vllm.checkpoint.backends import EngineBackend
 from deepinfer_vllm.checkpoint.interface import Generation
+from reference import load
+from reference.model import Reference
 
 WINDOW = 16
 MAX_ABS = 2e-4

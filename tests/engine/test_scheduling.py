@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from conftest import Engine, golden_prompts, preempt_all_every, preemptions  # type: ignore[import-not-found]
 
-from deepinfer_vllm.checkpoint.interface import Generation
+from conftest import Engine, golden_prompts, preempt_all_every, preemptions  # type: ignore[import-not-found]
 from deepinfer_vllm.checkpoint.golden import Prompt
+from deepinfer_vllm.checkpoint.interface import Generation
 
 MAX_ABS = 2e-4
 
