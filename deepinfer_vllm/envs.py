@@ -1,4 +1,103 @@
-"""stub"""
+"""Every environment variable of this plugin, in one table.
+
+A variable is read when it is accessed (`envs.DEEPINFER_VLLM_MODEL`), so the order of imports does not matter.
+vLLM warns about unknown variables that start with `VLLM_` only, so these names need no entry in its own table.
+`python -m deepinfer_vllm.envs` prints the table of docs/configuration.md.
+"""
+
 import os
-def __getattr__(n):
-    return {"DEEPINFER_VLLM_MODEL": os.environ.get("DEEPINFER_VLLM_MODEL", "auto"), "DEEPINFER_VLLM_DECODER_REPLAY": os.environ.get("DEEPINFER_VLLM_DECODER_REPLAY", "1") == "1", "DEEPINFER_VLLM_NUMERICS": os.environ.get("DEEPINFER_VLLM_NUMERICS", "plain")}[n]
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    DEEPINFER_VLLM_MODEL: Literal["auto", "portable", "upstream"]
+    DEEPINFER_VLLM_DECODER_REPLAY: bool
+    DEEPINFER_VLLM_NUMERICS: Literal["plain", "qat"]
+
+Value = str | bool
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable. `parse` turns its text into a value and raises ValueError on text that `allowed` does not cover."""
+
+    name: str
+    allowed: str
+    default: str
+    parse: Callable[[str], Value]
+    doc: str
+
+
+def _choice(name: str, words: tuple[str, ...], default: str, doc: str) -> Variable:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return Variable(name, " or ".join(words), default, parse, doc)
+
+
+def _flag(name: str, default: str, doc: str) -> Variable:
+    return Variable(name, "1 or 0", default, lambda text: {"1": True, "0": False}[text], doc)
+
+
+TABLE: dict[str, Variable] = {
+    variable.name: variable
+    for variable in (
+        _choice(
+            "DEEPINFER_VLLM_MODEL",
+            ("auto", "portable", "upstream"),
+            default="auto",
+            doc="Which DeepSeek-V4.1 model class serves. `auto` is `portable` (ours, pure PyTorch) on CPU and"
+            " out-of-tree platforms and `upstream` (vLLM's own) on CUDA and ROCm.",
+        ),
+        _flag(
+            "DEEPINFER_VLLM_DECODER_REPLAY",
+            default="1",
+            doc="Past the last KV source layer, prefill runs only each request's last window rows. `0` runs every row.",
+        ),
+        _choice(
+            "DEEPINFER_VLLM_NUMERICS",
+            ("plain", "qat"),
+            default="plain",
+            doc="`qat` fake-quantises the KV cache and the indexer as the released model was trained.",
+        ),
+    )
+}
+
+
+def read(name: str) -> Value:
+    """The value of variable `name` now; unset or empty means its default.
+
+    Raises KeyError for a name that is not in the table and ValueError for text that is not allowed.
+    """
+    variable = TABLE[name]
+    text = os.environ.get(name) or variable.default
+    try:
+        return variable.parse(text)
+    except (ValueError, KeyError):
+        raise ValueError(
+            f"{name}={text!r}: the value must be {variable.allowed}. Set one of these, or unset {name} for the default "
+            f"({variable.default})."
+        ) from None
+
+
+def markdown_table() -> str:
+    """The table as docs/configuration.md shows it."""
+    rows = [f"| `{v.name}` | {v.allowed} | {v.default} | {v.doc} |" for v in TABLE.values()]
+    return "\n".join(["| Variable | Values | Default | Effect |", "| --- | --- | --- | --- |", *rows])
+
+
+def __getattr__(name: str) -> Value:
+    if name not in TABLE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return read(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *TABLE]
+
+
+if __name__ == "__main__":
+    print(markdown_table())

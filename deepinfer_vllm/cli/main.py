@@ -1,0 +1,60 @@
+"""The `deepinfer` command.
+
+Modules of this room import neither vLLM nor torch at their top: `deepinfer --help` must answer at once, and
+`deepinfer doctor` must answer where vLLM cannot be imported. A command imports what it needs in its body.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from deepinfer_vllm import __version__
+from deepinfer_vllm.cli import doctor
+
+app = typer.Typer(
+    name="deepinfer",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+# Commands and groups of commands, in the order `deepinfer --help` lists them.
+app.command("doctor")(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"deepinfer {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """DeepSeek-V4.1-Flash and its serving layer for vLLM.
+
+    Example: deepinfer doctor
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code. A user's error is one line on stderr."""
+    try:
+        code = app(args=list(arguments) or ["--help"], prog_name="deepinfer", standalone_mode=False)
+    except typer.TyperException as error:
+        message = " ".join(error.format_message().split())
+        print(f"deepinfer: {message}", file=sys.stderr)
+        return error.exit_code
+    except typer.Abort:
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Entry point of the `deepinfer` script."""
+    sys.exit(run(sys.argv[1:]))
