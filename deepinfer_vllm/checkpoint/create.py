@@ -1,0 +1,54 @@
+"""Create a checkpoint directory from a preset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer_vllm.checkpoint.errors import CheckpointError
+from deepinfer_vllm.checkpoint.presets import preset
+from deepinfer_vllm.checkpoint.writer import DTYPES, INDEX, write_checkpoint
+
+
+@dataclass(frozen=True)
+class Created:
+    directory: Path
+    parameters: int
+    size_bytes: int
+
+
+def create(
+    directory: Path,
+    *,
+    name: str = "tiny",
+    layers: int | None = None,
+    seed: int = 0,
+    shards: int = 2,
+    dtype: str = "bf16",
+    force: bool = False,
+) -> Created:
+    """Write a checkpoint of random weights.
+
+    Raises CheckpointError for an unknown preset or dtype, too few layers or shards, and a directory that holds
+    something already and may not be replaced.
+    """
+    if dtype not in DTYPES:
+        raise CheckpointError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
+    if seed < 0:
+        raise CheckpointError(f"seed {seed} is negative: give 0 or more")
+    config = preset(name, layers).published(DTYPES[dtype])
+    _make_room(directory, force)
+    parameters = write_checkpoint(directory, config, seed=seed, shards=shards)
+    return Created(directory, parameters, sum(file.stat().st_size for file in directory.iterdir() if file.is_file()))
+
+
+def _make_room(directory: Path, force: bool) -> None:
+    """Take away weights of an earlier run, which another shard count would leave behind; other files stay."""
+    if directory.exists() and not directory.is_dir():
+        raise CheckpointError(f"{directory} is a file: give a directory")
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    if not force:
+        raise CheckpointError(f"{directory} is not empty: give another directory, or --force to write into it")
+    for old in (*directory.glob("model*.safetensors"), directory / INDEX):
+        old.unlink(missing_ok=True)

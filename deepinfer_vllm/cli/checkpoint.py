@@ -1,0 +1,64 @@
+"""`deepinfer checkpoint`: write small checkpoints, and verify any against golden values."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="checkpoint", help="Write and verify DeepSeek-V4.1 checkpoints.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command()
+def tiny(
+    directory: Annotated[Path, typer.Argument(help="Where to write; made if it does not exist.")],
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    shards: Annotated[int, typer.Option(help="Number of safetensors files.")] = 2,
+    preset: Annotated[str, typer.Option(help="Named size.")] = "tiny",
+    layers: Annotated[int | None, typer.Option(help="Stretch the preset to that many layers.")] = None,
+    dtype: Annotated[str, typer.Option(help="bf16 or float32.")] = "bf16",
+    force: Annotated[bool, typer.Option("--force", help="Write into a directory that is not empty.")] = False,
+) -> None:
+    """Write a small V4.1 checkpoint of random weights, with tokenizer, in the published form.
+
+    Example: deepinfer checkpoint tiny /tmp/v41-tiny --seed 1
+    """
+    with _one_line_errors("tiny"):
+        from deepinfer_vllm.checkpoint.create import create
+
+        made = create(directory, name=preset, layers=layers, seed=seed, shards=shards, dtype=dtype, force=force)
+    typer.echo(f"{made.directory}: {made.parameters:,} parameters, {made.size_bytes / 1e6:.1f} MB")
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(help="A checkpoint with golden.json and golden*.safetensors.")],
+    backend: Annotated[str, typer.Option(help="bare (the module alone), engine (vLLM's LLM), or both.")] = "both",
+    numerics: Annotated[str, typer.Option(help="plain, qat (KV rounded as in training), or all.")] = "plain",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    all_rows: Annotated[bool, typer.Option("--all", help="Print every comparison, not the worst of a kind.")] = False,
+) -> None:
+    """Compare the model's answers with a checkpoint's golden values. Exits 1 when one is outside its limit.
+
+    Example: deepinfer checkpoint verify tests/golden/v41-tiny-a --backend bare
+    """
+    with _one_line_errors("verify"):
+        from deepinfer_vllm.checkpoint.verify import run
+
+        code = run(directory, backend=backend, numerics=numerics, dtype=dtype, all_rows=all_rows)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _one_line_errors(command: str) -> Iterator[None]:
+    """What the user can act on ends the command with one line and exit code 2; anything else is a bug and shows."""
+    from deepinfer_vllm.checkpoint.errors import CheckpointError
+
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        typer.echo(f"deepinfer checkpoint {command}: {error}", err=True)
+        raise typer.Exit(2) from None
