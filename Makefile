@@ -11,6 +11,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALL_LOG := $(VENV)/install.log
 SOURCES := deepinfer_vllm kvstore costmodel router tests $(wildcard examples benchmarks)
 
 export HF_HUB_OFFLINE := 1
@@ -30,13 +31,12 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' || \
 	    { echo "make: '$(PYTHON)' cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@log=$(VENV)/install.log; \
-	echo "$(BIN)/pip install --editable .[cpu,dev]"; \
-	$(BIN)/python -m pip install --progress-bar off $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') \
-	    --editable '.[cpu,dev]' 2>&1 | tee $$log | { grep -vE '^(Requirement already|WARNING: Location)' || true; } || { \
-	    if grep -qE 'No matching distribution found for torch==' $$log; then \
-	        echo "make: no torch==2.13.0+cpu for this Python in pip's sources; add the index that has it: make install TORCH_INDEX=<URL of PyTorch's CPU index>" >&2; \
-	    fi; exit 1; }
+	@echo "pip install --editable .[cpu,dev]: a few minutes, see $(INSTALL_LOG)"
+	@$(BIN)/python -m pip install $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') --editable '.[cpu,dev]' \
+	    >$(INSTALL_LOG) 2>&1 || { \
+	    if grep -qE '(distribution found for|depends on) torch==' $(INSTALL_LOG); then \
+	        echo "make: pip's sources have no torch==2.13.0+cpu for this Python; name an index that has: make install TORCH_INDEX=<URL>" >&2; \
+	    else tail -n 5 $(INSTALL_LOG) >&2; fi; exit 1; }
 	$(BIN)/deepinfer doctor --fix
 	@touch $@
 
@@ -61,6 +61,7 @@ doctor: $(INSTALLED) ## what works in .venv, and what would run
 	$(BIN)/deepinfer doctor
 
 wheel: $(INSTALLED) ## build the wheel into dist/
+	rm -rf build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean: ## remove everything that was built here, .venv too

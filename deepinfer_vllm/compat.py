@@ -2,8 +2,8 @@
 
 | shim | vLLM | why | can go when |
 |---|---|---|---|
-| `_hook_model_config` | 0.32, 0.33 | config hooks per architecture are a private dict (`MODELS_CONFIG_MAP`) | vLLM registers them |
-| `_hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts (V2 gives both) | runner V1 is gone |
+| `_hook_model_config` | 0.32, 0.33 | per-architecture config hooks are a private dict | vLLM registers them |
+| `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 """
 
 import functools

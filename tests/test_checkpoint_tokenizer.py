@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer_vllm.checkpoint.engram_size import compressed_vocab_size, table_rows
 from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.special_tokens import BOS, EOS, IMAGE, NAMED, PAD
 from deepinfer_vllm.checkpoint.tokenizer import SMALLEST_VOCABULARY, build_tokenizer
+from deepinfer_vllm.models.deepseek_v41.engram_hash import compressed_vocabulary, table_primes
 from reference import engram_hash
 
 
@@ -67,10 +67,14 @@ def test_engram_sizes_agree_with_the_reference(tmp_path: object) -> None:
     assert isinstance(tmp_path, Path)
     tokenizer = build_tokenizer(1024)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert compressed_vocab_size(tokenizer) == max(engram_hash.token_map(tmp_path / "tokenizer.json")) + 1
-    assert compressed_vocab_size(tokenizer) < 1024  # some tokens do fall together
+    ids, classes = compressed_vocabulary(tokenizer, 1024)
+    assert ids.tolist() == engram_hash.token_map(tmp_path / "tokenizer.json")
+    assert classes == max(ids.tolist()) + 1 < 1024  # some tokens do fall together
 
 
 def test_table_rows_of_the_golden_checkpoint_and_the_release() -> None:
-    assert table_rows(2, 64, 4, 2) == [462, 630]
-    assert table_rows(2, 16_000_000, 4, 8) == [384_006_168, 384_016_682]
+    def rows(*sizes: int) -> list[int]:
+        return [sum(map(sum, layer)) for layer in table_primes(*sizes)]
+
+    assert rows(2, 64, 4, 2) == [462, 630]
+    assert rows(2, 16_000_000, 4, 8) == [384_006_168, 384_016_682]

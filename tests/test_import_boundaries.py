@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_vllm import cli
+
 HEAVY = {"vllm", "torch", "transformers"}
 ROOMS = {"deepinfer_vllm", "deepinfer_kvstore", "deepinfer_costmodel", "deepinfer_router"}
 
@@ -24,8 +26,9 @@ LIGHT_MODULES = [
     "deepinfer_vllm.models.announce",
     "deepinfer_vllm.server_process",
     "deepinfer_vllm.platforms",
-    "deepinfer_vllm.cli.main",
     "deepinfer_vllm.doctor.checks",
+    "deepinfer_vllm.doctor.fix",
+    *(f"deepinfer_vllm.cli.{file.stem}" for file in sorted(Path(cli.__path__[0]).glob("[a-z]*.py"))),
     "deepinfer_kvstore",
     "deepinfer_costmodel",
     "deepinfer_router",

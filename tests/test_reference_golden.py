@@ -48,9 +48,7 @@ def test_everything_stored_for_a_prompt(name: str, kind: str, number: int) -> No
         index_topk={layer: chosen[:tokens] for layer, chosen in out.index_topk.items()},
     )
     generation = Generation(steps.argmax(-1).tolist(), steps)
-    rows = checks.prefill_rows(prefill, prompt, values.limits) + checks.generation_rows(
-        generation, prompt, values.limits
-    )
+    rows = checks.prompt_rows(prefill, generation, prompt, values.limits)
     assert rows and all(row.ok for row in rows), [row for row in rows if not row.ok]
 
 
@@ -106,5 +104,5 @@ def test_float32_stays_within_the_limits(kind: str) -> None:
     values = vectors.values[kind]
     prompt = values.prompts[3]
     out = reference.forward(prompt.input_ids, qat=kind == "qat", dtype=torch.float32)
-    rows = checks.prefill_rows(Prefill(out.logits, out.hidden_states), prompt, values.limits)
+    rows = checks.prompt_rows(Prefill(out.logits, out.hidden_states), None, prompt, values.limits)
     assert rows and all(row.ok for row in rows), [row for row in rows if not row.ok]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,14 @@ class Row:
     def ok(self) -> bool:
         """False also for NaN, which compares as neither."""
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+    @property
+    def strain(self) -> float:
+        """How much of the limit is used up, for finding the worst of several rows: above 1 is outside."""
+        if self.ok and self.measured == self.limit:
+            return 0.0 if self.limit == 0 else 1.0
+        part, whole = (self.limit, self.measured) if self.at_least else (self.measured, self.limit)
+        return part / whole if whole > 0 and math.isfinite(part) else math.inf
 
 
 def max_abs(where: str, what: str, got: torch.Tensor, want: torch.Tensor, limit: float) -> Row:

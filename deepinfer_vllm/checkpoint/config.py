@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from deepinfer_vllm.checkpoint.engram_size import compressed_vocab_size, table_rows
 from deepinfer_vllm.checkpoint.special_tokens import IMAGE, SYSTEM
 from deepinfer_vllm.checkpoint.tokenizer import build_tokenizer, token_id
 
@@ -60,7 +59,10 @@ class TextConfig:
 
     def published(self, dtype: str = "bfloat16") -> dict[str, Any]:
         """The whole `config.json`. Trains the tokenizer of this vocabulary, on which Engram's sizes depend."""
+        from deepinfer_vllm.models.deepseek_v41.engram_hash import compressed_vocabulary
+
         tokenizer = build_tokenizer(self.vocab_size)
+        _, classes = compressed_vocabulary(tokenizer, self.vocab_size)
         return {
             "architectures": ["DeepseekV41ForCausalLM"],
             "model_type": "deepseek_v41",
@@ -70,16 +72,18 @@ class TextConfig:
             "pad_token_id": 2,
             "image_token_id": token_id(tokenizer, IMAGE),
             "tie_word_embeddings": False,
-            "text_config": self._text(compressed_vocab_size(tokenizer), token_id(tokenizer, SYSTEM)),
+            "text_config": self._text(classes, token_id(tokenizer, SYSTEM)),
             "vision_config": {"model_type": "deepseek_v41_vision", "num_hidden_layers": 0},
         }
 
     def _text(self, compressed_vocabulary: int, noise_token: int) -> dict[str, Any]:
+        from deepinfer_vllm.models.deepseek_v41.engram_hash import table_primes
+
         own: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         extra, factor, original = own.pop("extra"), own.pop("rope_factor"), own.pop("rope_original_positions")
         if own["gate_temp"] is None:
             del own["gate_temp"]
-        rows = table_rows(
+        primes = table_primes(
             len(self.engram_layer_ids), self.engram_vocab_size, self.engram_max_ngram_size, self.engram_n_heads
         )
         layers = self.num_hidden_layers
@@ -102,7 +106,7 @@ class TextConfig:
             },
             "scoring_func": "sqrtsoftplus",
             "topk_method": "noaux_tc",
-            "engram_num_embeddings": rows,
+            "engram_num_embeddings": [sum(map(sum, layer)) for layer in primes],
             "engram_compressed_vocab_size": compressed_vocabulary,
             "num_nextn_predict_layers": 0,
             "dspark_block_size": 5,

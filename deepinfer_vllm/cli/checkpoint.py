@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    name="checkpoint", help="Write and verify DeepSeek-V4.1 checkpoints.", no_args_is_help=True, rich_markup_mode=None
+    name="checkpoint",
+    help="Write and verify DeepSeek-V4.1 checkpoints.\n\nExample: deepinfer checkpoint tiny /tmp/v41-tiny",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
@@ -26,7 +29,7 @@ def tiny(
 
     Example: deepinfer checkpoint tiny /tmp/v41-tiny --seed 1
     """
-    with _one_line_errors("tiny"):
+    with _one_line_errors("tiny", OSError):
         from deepinfer_vllm.checkpoint.create import create
 
         made = create(directory, name=preset, layers=layers, seed=seed, shards=shards, dtype=dtype, force=force)
@@ -53,12 +56,13 @@ def verify(
 
 
 @contextmanager
-def _one_line_errors(command: str) -> Iterator[None]:
+def _one_line_errors(command: str, *also: type[Exception]) -> Iterator[None]:
     """What the user can act on ends the command with one line and exit code 2; anything else is a bug and shows."""
     from deepinfer_vllm.checkpoint.errors import CheckpointError
 
+    expected: tuple[type[Exception], ...] = (CheckpointError, *also)
     try:
         yield
-    except (CheckpointError, OSError) as error:
+    except expected as error:
         typer.echo(f"deepinfer checkpoint {command}: {error}", err=True)
         raise typer.Exit(2) from None

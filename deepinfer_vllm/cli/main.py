@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from deepinfer_vllm import __version__
-from deepinfer_vllm.cli import doctor
+from deepinfer_vllm.cli import checkpoint, doctor
 
 app = typer.Typer(
     name="deepinfer",
@@ -22,6 +22,7 @@ app = typer.Typer(
 
 # Commands and groups of commands, in the order `deepinfer --help` lists them.
 app.command("doctor")(doctor.doctor)
+app.add_typer(checkpoint.app)
 
 
 def _print_version(wanted: bool) -> None:

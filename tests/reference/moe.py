@@ -18,7 +18,7 @@ def route(x: torch.Tensor, weights: dict[str, torch.Tensor], prefix: str, config
     biased = scores + weights[f"{prefix}.gate.bias"] if config.topk_method == "noaux_tc" else scores
     ids = biased.topk(config.num_experts_per_tok, dim=1).indices
     chosen = scores.gather(1, ids)
-    if config.norm_topk_prob:
+    if config.norm_topk_prob and config.num_experts_per_tok > 1:  # a lone expert keeps its score, as in the oracle
         chosen = chosen / (chosen.sum(1, keepdim=True) + 1e-20)
     return ids, chosen * config.routed_scaling_factor
 

@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 
 @dataclass
-class PagedRowsMetadata(AttentionMetadata):  # type: ignore[misc]
+class PagedRowsMetadata(AttentionMetadata):
     """What a step tells one cache group."""
 
     block_table: torch.Tensor
@@ -26,7 +26,7 @@ class PagedRowsMetadata(AttentionMetadata):  # type: ignore[misc]
     """[requests] int, on the CPU: tokens of each request once this step is done."""
 
 
-class PagedRowsBuilder(AttentionMetadataBuilder[PagedRowsMetadata]):  # type: ignore[misc]
+class PagedRowsBuilder(AttentionMetadataBuilder[PagedRowsMetadata]):
     """Passes the batch's shape through."""
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -40,7 +40,7 @@ class PagedRowsBuilder(AttentionMetadataBuilder[PagedRowsMetadata]):  # type: ig
         return PagedRowsMetadata(m.block_table_tensor, m.query_start_loc_cpu, m.seq_lens_cpu_upper_bound)
 
 
-class PagedRowsBackend(AttentionBackend):  # type: ignore[misc]
+class PagedRowsBackend(AttentionBackend):
     """Caches of V4.1. The model reads and writes rows itself, so there is no attention implementation."""
 
     supported_dtypes = [torch.float32, torch.float16, torch.bfloat16]

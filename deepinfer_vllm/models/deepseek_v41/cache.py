@@ -2,12 +2,13 @@
 
 | cache | one row per | content | kept for |
 |---|---|---|---|
-| window | token and layer | K = V latent [head_dim], model dtype | the sliding window |
-| compressed | `ratio` tokens, KV sources only | latent [head_dim] then index key [index_head_dim], model dtype | the whole request |
-| open group | token, ratio-2 sources only | projected kv and gate score [2 * head_dim], float32 | the last `ratio` tokens |
+| window | token and layer | K = V latent [head_dim] | the sliding window |
+| compressed | `ratio` tokens, KV sources | latent [head_dim], index key [index_head_dim] | the whole request |
+| open group | token, ratio-2 sources | projected kv, gate score [2 * head_dim], float32 | the last `ratio` tokens |
 | n-gram history | token | compressed token id [1], int32 | the last n-gram |
 
-Nothing else outlives a step, so chunk cuts, prefix hits, preemption and resume need no code here.
+Rows are of the model's dtype where none is given. Nothing else outlives a step, so chunk cuts, prefix hits, preemption
+and resume need no code here.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec, SlidingWin
 from deepinfer_vllm.models.deepseek_v41.backend import PagedRowsBackend
 
 
-class PagedCache(nn.Module, AttentionLayerBase):  # type: ignore[misc]
+class PagedCache(nn.Module, AttentionLayerBase):
     """Rows of one layer in vLLM's paged memory, [blocks, rows per block, width] once bound.
 
     Rows are addressed by (request of the step, row index); the step's block table finds the block.
@@ -49,7 +50,9 @@ class PagedCache(nn.Module, AttentionLayerBase):  # type: ignore[misc]
         """vLLM's hook: the allocated memory, [blocks, 1, rows per block, width] and strided."""
         self.kv_cache = kv_cache.squeeze(1)
 
-    def read(self, table: torch.Tensor, request: torch.Tensor, row: torch.Tensor, width: int | None = None) -> torch.Tensor:
+    def read(
+        self, table: torch.Tensor, request: torch.Tensor, row: torch.Tensor, width: int | None = None
+    ) -> torch.Tensor:
         """Rows at (request, row), which broadcast to a shape S: [*S, width], the first `width` channels."""
         block = table[request, row // self.rows_per_block].long()
         return self.kv_cache[..., :width][block, row % self.rows_per_block]

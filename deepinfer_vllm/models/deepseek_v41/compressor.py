@@ -66,9 +66,7 @@ class Compressor(nn.Module):
         else:
             request, group, latent = self._pool(x, step)
         rotary = RotaryTable(group * self.ratio, frequencies)
-        values = torch.cat(
-            (self.numerics.compressed(rotate(latent, rotary)), index_key(latent, rotary)), dim=-1
-        )
+        values = torch.cat((self.numerics.compressed(rotate(latent, rotary)), index_key(latent, rotary)), dim=-1)
         self.rows.write(step.tables[self.rows.name], request, group, values)
 
     def _pool(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

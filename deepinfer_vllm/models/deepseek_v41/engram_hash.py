@@ -6,13 +6,17 @@ modulo a prime of its own and owns the table rows from its offset on.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, EngramConfig
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 DEAD = -1
 """A compressed id that no n-gram may span."""
@@ -36,16 +40,15 @@ class HashLayout:
 
 
 def hash_layouts(engram: EngramConfig) -> list[HashLayout]:
-    """The constants of every Engram layer, in the order of `layer_ids`. Primes are never used twice across layers."""
-    used: set[int] = set()
+    """The constants of every Engram layer, in the order of `layer_ids`. Raises ConfigError when a table's rows differ
+    from what the hash addresses."""
     layouts = []
     bound = max(1, (2**63 - 1) // engram.compressed_vocab_size // 2)
-    for layer_id in engram.layer_ids:
+    primes_by_layer = table_primes(len(engram.layer_ids), engram.vocab_size, engram.max_ngram, engram.num_heads)
+    for layer_id, primes in zip(engram.layer_ids, primes_by_layer, strict=True):
         multipliers = np.random.default_rng(10007 * layer_id).integers(0, bound, engram.max_ngram) * 2 + 1
-        primes = [_primes_from(engram.vocab_size, engram.num_heads, used) for _ in range(engram.max_ngram - 1)]
-        flat = [p for row in primes for p in row]
-        offsets = [sum(flat[:i]) for i in range(len(flat))]
-        layouts.append(HashLayout(torch.from_numpy(multipliers), torch.tensor(primes), torch.tensor(offsets)))
+        flat = torch.tensor(primes).flatten()
+        layouts.append(HashLayout(torch.from_numpy(multipliers), torch.tensor(primes), flat.cumsum(0) - flat))
     for layer_id, rows, layout in zip(engram.layer_ids, engram.num_rows, layouts, strict=True):
         if rows != layout.num_rows:
             limit = f"the hash of layer {layer_id} addresses {layout.num_rows} rows"
@@ -54,31 +57,30 @@ def hash_layouts(engram: EngramConfig) -> list[HashLayout]:
     return layouts
 
 
-def _primes_from(start: int, count: int, used: set[int]) -> list[int]:
-    """The next `count` primes at or above `start` that are not in `used`, which gains them."""
-    found: list[int] = []
-    candidate = start
-    while len(found) < count:
-        if candidate not in used and _is_prime(candidate):
-            found.append(candidate)
-            used.add(candidate)
+def table_primes(num_layers: int, vocab_size: int, max_ngram: int, num_heads: int) -> list[list[list[int]]]:
+    """By layer, n-gram size and head: the primes from `vocab_size` up, in order and none used twice.
+
+    A table has as many rows as the sum of its layer's primes.
+    """
+    primes = _primes_from(vocab_size)
+    return [[[next(primes) for _ in range(num_heads)] for _ in range(max_ngram - 1)] for _ in range(num_layers)]
+
+
+def _primes_from(candidate: int) -> Iterator[int]:
+    while True:
+        if candidate >= 2 and all(candidate % d for d in range(2, math.isqrt(candidate) + 1)):
+            yield candidate
         candidate += 1
-    return found
 
 
-def _is_prime(n: int) -> bool:
-    return n >= 2 and all(n % d for d in range(2, math.isqrt(n) + 1))
-
-
-def compressed_vocabulary(tokenizer_file: Path, vocab_size: int) -> tuple[torch.Tensor, int]:
+def compressed_vocabulary(tokenizer: "Tokenizer", vocab_size: int) -> tuple[torch.Tensor, int]:
     """([vocab_size] int64 compressed id of every token, number of classes), classes numbered as first seen.
 
-    Ids beyond the tokenizer's have no text; they share class 0 and are never produced by text. Needs a fast
-    tokenizer's tokenizer.json, from which training decoded.
+    Tokens that differ only in case, accents or white space fall together; one that is part of a character is a class by
+    its raw form. Ids beyond the tokenizer's have no text; they share class 0 and are never produced by text.
     """
-    from tokenizers import Regex, Tokenizer, normalizers
+    from tokenizers import Regex, normalizers
 
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
     lone_space = "\ue000"  # private use: a token that is one space must not be stripped to nothing
     normalise = normalizers.Sequence(
         [
@@ -96,7 +98,7 @@ def compressed_vocabulary(tokenizer_file: Path, vocab_size: int) -> tuple[torch.
     ids = []
     for token in range(min(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))):
         text = tokenizer.decode([token], skip_special_tokens=False)
-        key = tokenizer.id_to_token(token) if "\ufffd" in text else normalise(text) or text
+        key = str(tokenizer.id_to_token(token)) if "\ufffd" in text else normalise(text) or text
         ids.append(classes.setdefault(key, len(classes)))
     ids += [0] * (vocab_size - len(ids))
     return torch.tensor(ids), len(classes)

@@ -39,18 +39,14 @@ class Indexer(nn.Module):
             config.hidden_size, self.heads, bias=False, return_bias=False, prefix=f"{prefix}.weights_proj"
         )
         if role.writes_rows:
-            self.wk = ReplicatedLinear(
-                config.head_dim, self.dim, bias=False, return_bias=False, prefix=f"{prefix}.wk"
-            )
+            self.wk = ReplicatedLinear(config.head_dim, self.dim, bias=False, return_bias=False, prefix=f"{prefix}.wk")
             self.k_norm = RMSNorm(self.dim, config.norm_eps)
 
     def key(self, latent: torch.Tensor, rotary: RotaryTable) -> torch.Tensor:
         """Index keys [n, dim] of unrotated latents [n, head_dim]."""
         return self.numerics.index(rotate(self.k_norm(self.wk(latent)), rotary))
 
-    def forward(
-        self, x: torch.Tensor, q_low: torch.Tensor, rotary: RotaryTable, rows: PagedCache, step: Step
-    ) -> None:
+    def forward(self, x: torch.Tensor, q_low: torch.Tensor, rotary: RotaryTable, rows: PagedCache, step: Step) -> None:
         """Set `step.selected`, and `step.candidates` where this layer publishes them.
 
         x [T, hidden], q_low [T, q_lora_rank]; `rows` holds latents [head_dim] then keys [dim].

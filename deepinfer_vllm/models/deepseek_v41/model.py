@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -164,7 +165,7 @@ class NgramHistory(nn.Module):
         tokenizer = directory / "tokenizer.json"
         if not tokenizer.is_file():
             raise FileNotFoundError(f"{tokenizer} is missing: Engram hashes depend on it. Copy it from the release")
-        token_map, classes = compressed_vocabulary(tokenizer, config.vocab_size)
+        token_map, classes = compressed_vocabulary(Tokenizer.from_file(str(tokenizer)), config.vocab_size)
         if classes != engram.compressed_vocab_size:
             limit = f"{tokenizer.name} yields {classes} classes, and every hash depends on that number"
             raise ConfigError(

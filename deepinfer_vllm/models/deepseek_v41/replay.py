@@ -28,7 +28,9 @@ class BatchFacts:
 
 def narrow(step: Step, window: int, facts: BatchFacts) -> tuple[Step, torch.Tensor] | None:
     """(the step without the tokens to skip, their rows [T'] in it), or None when nothing is skipped or floored."""
-    rows, spans, floors = [], [], []
+    rows: list[int] = []
+    spans: list[tuple[int, int]] = []
+    floors: list[int] = []
     for i, (start, end) in enumerate(step.spans):
         kept = end - start if facts.keep_all[i] else min(end - start, window)
         first = facts.first_computed[i]

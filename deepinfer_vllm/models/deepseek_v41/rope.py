@@ -25,9 +25,7 @@ def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
 
 def _correction_dim(rope: RopeConfig, rotations: float) -> float:
     """The channel pair that turns `rotations` times over the original context."""
-    return (
-        rope.dim * math.log(rope.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
-    )
+    return rope.dim * math.log(rope.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
 
 class RotaryTable:

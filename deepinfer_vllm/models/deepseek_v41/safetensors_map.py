@@ -36,7 +36,8 @@ def map_tensor(shard: Path, name: str) -> torch.Tensor:
     if entry["dtype"] not in _DTYPES:
         raise ValueError(f"{shard.name}: {name} has dtype {entry['dtype']}; only {', '.join(_DTYPES)} can be mapped")
     stored, dtype = _DTYPES[entry["dtype"]]
-    array = np.memmap(shard, stored, mode="c", offset=data_start + entry["data_offsets"][0], shape=tuple(entry["shape"]))
+    start = data_start + entry["data_offsets"][0]
+    array = np.memmap(shard, stored, mode="c", offset=start, shape=tuple(entry["shape"]))
     array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
     return torch.from_numpy(array).view(dtype)
 

@@ -34,9 +34,7 @@ class Step:
     """Table rows to read, [T, columns] int64, by engram layer."""
 
     @classmethod
-    def from_metadata(
-        cls, metadata: "dict[str, PagedRowsMetadata]", positions: torch.Tensor
-    ) -> "Step":
+    def from_metadata(cls, metadata: "dict[str, PagedRowsMetadata]", positions: torch.Tensor) -> "Step":
         """Build from vLLM's metadata by cache name; tokens that only pad the batch are left out."""
         any_group = next(iter(metadata.values()))
         bounds = any_group.query_start.tolist()
@@ -53,7 +51,7 @@ class Step:
     @property
     def num_tokens(self) -> int:
         """T."""
-        return self.positions.shape[0]
+        return len(self.positions)
 
     def read(self, cache: "PagedCache", row: torch.Tensor, width: int | None = None) -> torch.Tensor:
         """Rows [T, k] of each token's own request: [T, k, width]."""

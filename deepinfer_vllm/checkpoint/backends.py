@@ -1,0 +1,133 @@
+"""The implementations that `verify` drives: our modules by themselves, and vLLM's engine around them."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepinfer_vllm.checkpoint.bare import BareModel, Trace
+from deepinfer_vllm.checkpoint.compare import padded_sets
+from deepinfer_vllm.checkpoint.interface import Generation, Prefill
+
+NUMERICS = {"plain": "plain", "qat": "qat", "bf16": "qat"}
+
+
+def _settle(numerics: str) -> None:
+    """Exact runs: our model, no replay, the numerics asked for; vLLM in this process, its sampler not compiled."""
+    os.environ["DEEPINFER_VLLM_MODEL"] = "portable"
+    os.environ["DEEPINFER_VLLM_NUMERICS"] = NUMERICS[numerics]
+    os.environ["DEEPINFER_VLLM_DECODER_REPLAY"] = "0"
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+
+
+class BareBackend:
+    """The modules without an engine, with every intermediate value."""
+
+    name = "bare"
+
+    def __init__(self, directory: Path, dtype: str, numerics: str) -> None:
+        _settle(numerics)
+        self._model = BareModel(directory, dtype=dtype)
+
+    def prefill(self, prompt_ids: Sequence[int]) -> Prefill:
+        """See `Backend`."""
+        trace = self._model.prefill(torch.tensor(prompt_ids))
+        return Prefill(
+            logits=trace.logits,
+            hidden_states=trace.hidden_states,
+            router_ids=trace.router_ids,
+            engram_hash_ids=torch.stack(list(trace.engram_rows.values())) if trace.engram_rows else None,
+            candidate_blocks=self._candidate_sets(trace),
+            index_topk={layer: padded_sets(rows) for layer, rows in trace.index_topk.items()},
+        )
+
+    def generate(self, prompt_ids: Sequence[int], count: int) -> Generation:
+        """See `Backend`."""
+        ids, logits = self._model.generate(torch.tensor(prompt_ids), count)
+        return Generation(ids.tolist(), logits)
+
+    def close(self) -> None:
+        """See `Backend`."""
+        self._model.close()
+
+    def _candidate_sets(self, trace: Trace) -> list[set[int]] | None:
+        """Blocks each token may choose in; a token with nothing set may choose in every block it sees."""
+        if trace.candidate_blocks is None:
+            return None
+        config = self._model.model.config
+        ratio = config.compress_ratios[config.candidate_source]
+        sets = padded_sets(trace.candidate_blocks)
+        seen = (-(-((position + 1) // ratio) // config.candidate_block_size) for position in range(len(sets)))
+        return [blocks or set(range(count)) for blocks, count in zip(sets, seen, strict=True)]
+
+
+class EngineBackend:
+    """vLLM's `LLM`. Logits come as raw logprobs over the whole vocabulary, so it is for small ones."""
+
+    name = "engine"
+
+    def __init__(self, directory: Path, dtype: str, numerics: str, **engine_args: Any) -> None:
+        _settle(numerics)
+        from vllm import LLM
+        from vllm.config import ModelConfig
+
+        self._vocab = ModelConfig(str(directory), skip_tokenizer_init=True).get_vocab_size()
+        defaults: dict[str, Any] = {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 256 << 20,
+            "block_size": 32,
+            "max_num_seqs": 16,
+            "skip_tokenizer_init": True,
+            "max_logprobs": self._vocab,
+            "logprobs_mode": "raw_logits",
+        }
+        self._llm = LLM(str(directory), dtype=dtype, **{**defaults, **engine_args})
+
+    def prefill(self, prompt_ids: Sequence[int]) -> Prefill:
+        """See `Backend`."""
+        output = self._run([prompt_ids], 1, prompt_logprobs=self._vocab)[0]
+        rows = [row for row in output.prompt_logprobs if row] + output.outputs[0].logprobs
+        return Prefill(logits=self._logits(rows))
+
+    def generate(self, prompt_ids: Sequence[int], count: int) -> Generation:
+        """See `Backend`."""
+        return self.generate_many([prompt_ids], count)[0]
+
+    def generate_many(self, prompts: Sequence[Sequence[int]], count: int) -> list[Generation]:
+        """Several prompts in one batch."""
+        outputs = self._run(prompts, count)
+        return [Generation(list(o.outputs[0].token_ids), self._logits(o.outputs[0].logprobs)) for o in outputs]
+
+    def cached_tokens(self, prompt_ids: Sequence[int]) -> int:
+        """Tokens of a prompt that the prefix cache gives."""
+        return int(self._run([prompt_ids], 1)[0].num_cached_tokens or 0)
+
+    def close(self) -> None:
+        """See `Backend`."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def _run(self, prompts: Sequence[Sequence[int]], count: int, **sampling: Any) -> Any:
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=0, max_tokens=count, ignore_eos=True, logprobs=self._vocab, detokenize=False, **sampling
+        )
+        return self._llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
+
+    def _logits(self, rows: Any) -> torch.Tensor:
+        return torch.tensor([[row[token].logprob for token in range(self._vocab)] for row in rows])
