@@ -40,6 +40,7 @@ def verify_model(model_config: Any) -> None:
 def verify_engine(vllm_config: Any) -> None:
     """Refuse what the portable model does not do, naming the flag. Raises ValueError."""
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    hybrid_off = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
     problems = [
         f"{flag}={value} (must be {allowed})"
         for flag, value, allowed, bad in (
@@ -49,6 +50,8 @@ def verify_engine(vllm_config: Any) -> None:
             ("--kv-cache-dtype", cache.cache_dtype, "auto", cache.cache_dtype not in ("auto", "float32", "bfloat16")),
             ("--block-size", cache.block_size, "even", bool(cache.block_size and cache.block_size % 2)),
             ("--speculative-config", "set", "unset", vllm_config.speculative_config is not None),
+            # vLLM (0.32, 0.33) cannot turn window specs of MLA rows into full ones.
+            ("--disable-hybrid-kv-cache-manager", True, "off", hybrid_off is True),
             ("--enable-lora", True, "off", vllm_config.lora_config is not None),
         )
         if bad
