@@ -29,14 +29,12 @@ def apply() -> None:
 def decoder_replay_enabled(vllm_config: Any) -> bool:
     """Whether prefills may skip rows past the last KV source.
 
-    Follows vLLM's --swa-bounded-replay and ours. Needs runner V1 (where `_hook_runner` says what must be kept) and the
-    hybrid KV cache manager (which recomputes the last window after a prefix hit).
+    Follows vLLM's --swa-bounded-replay and ours. Needs runner V1, where `hook_runner` says what must be kept.
     """
     return bool(
         envs.DEEPINFER_VLLM_DECODER_REPLAY
         and getattr(vllm_config.cache_config, "swa_bounded_replay", True)
         and not vllm_config.use_v2_model_runner
-        and not vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
     )
 
 

@@ -23,6 +23,8 @@ FORBIDDEN = {
 LIGHT_MODULES = [
     "deepinfer_vllm",
     "deepinfer_vllm.envs",
+    "deepinfer_vllm.models.announce",
+    "deepinfer_vllm.server_process",
     "deepinfer_vllm.platforms",
     "deepinfer_vllm.doctor.checks",
     "deepinfer_vllm.doctor.fix",

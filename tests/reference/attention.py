@@ -21,6 +21,7 @@ class Shared:
     keys: dict[int, torch.Tensor] = field(default_factory=dict)  # index keys [rows, index_head_dim]
     chosen: dict[int, torch.Tensor] = field(default_factory=dict)  # bool [T, rows]
     candidate_blocks: torch.Tensor | None = None  # bool [T, blocks]
+    replay_from: int = 0  # above the last KV source, window rows before this position are not there
 
 
 def attention(
@@ -41,6 +42,8 @@ def attention(
 
     age = positions[:, None] - positions[None]
     kv, allowed = window, (age >= 0) & (age < config.sliding_window)
+    if layer > max(config.kv_source_layer_ids, default=-1):
+        allowed = allowed & (positions >= shared.replay_from)
     if ratio:
         _write_shared(x, q_low, layer, weights, config, shared, qat)
         kv = torch.cat([shared.rows[config.kv_source(layer)], kv])

@@ -35,9 +35,17 @@ class Reference:
 
     @torch.no_grad()
     def forward(
-        self, input_ids: Sequence[int] | torch.Tensor, *, qat: bool = False, dtype: torch.dtype = torch.float64
+        self,
+        input_ids: Sequence[int] | torch.Tensor,
+        *,
+        qat: bool = False,
+        dtype: torch.dtype = torch.float64,
+        replay_from: int = 0,
     ) -> Output:
-        """Compute the whole prompt; `qat` rounds KV rows and index vectors as in training."""
+        """Compute the whole prompt; `qat` rounds KV rows and index vectors as in training.
+
+        `replay_from`: past the last KV source only tokens from there on have run. Values before it mean nothing.
+        """
         ids, config = torch.as_tensor(input_ids, dtype=torch.long), self.config
         weights = self._weights_in(dtype)
         hashes = {k: torch.tensor(v) for k, v in hash_ids(ids.tolist(), self.token_map, config).items()}
@@ -46,7 +54,7 @@ class Reference:
         streams = embedded[:, None].repeat(1, config.hc_mult, 1)
         pre = torch.zeros(len(ids), config.hc_mult, dtype=dtype)
         pre[:, 0] = 1
-        shared = Shared()
+        shared = Shared(replay_from=replay_from)
         hidden, pre_mix, last, router_ids, router_weights = [embedded], [], [], [], []
         for layer in range(config.num_hidden_layers):
             if layer in hashes:

@@ -10,12 +10,13 @@ from torch import nn
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from deepinfer_vllm.models.deepseek_v41.config import EngramConfig, ModelConfig
+from deepinfer_vllm.models.deepseek_v41.engram_table import EngramTable
 
 MIN_DOT = 1e-6
 
 
 class Engram(nn.Module):
-    """One layer's memory. `table` [rows, head_dim] is set at load, on the host and mapped from the checkpoint."""
+    """One layer's memory. `table` is set at load."""
 
     def __init__(self, config: ModelConfig, engram: EngramConfig, dtype: torch.dtype, prefix: str) -> None:
         super().__init__()
@@ -29,11 +30,12 @@ class Engram(nn.Module):
         )
         self.q_weight = nn.Parameter(torch.empty(self.streams, self.hidden, dtype=dtype), requires_grad=False)
         self.k_weight = nn.Parameter(torch.empty(self.streams, self.hidden, dtype=dtype), requires_grad=False)
-        self.table = torch.empty(0)
+        self.table: EngramTable | None = None
 
     def forward(self, streams: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """streams [T, M, hidden] with the memory added; rows [T, columns] int64 of the table."""
-        memory = self.table[rows.to(self.table.device)].flatten(1).to(streams.device, streams.dtype)
+        assert self.table is not None, "the checkpoint has not been loaded"
+        memory = self.table.gather(rows).flatten(1).to(streams.device, streams.dtype)
         key, value = self.wkv(memory).float().split((self.streams * self.hidden, self.hidden), dim=-1)
         key = key.unflatten(-1, (self.streams, self.hidden))
         x = streams.float()

@@ -13,6 +13,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from deepinfer_vllm import compat, envs
+from deepinfer_vllm.models.announce import announce
 from deepinfer_vllm.models.deepseek_v41 import weights
 from deepinfer_vllm.models.deepseek_v41.attention import Attention
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache, window_spec
@@ -79,6 +80,7 @@ class DeepseekV41ForCausalLM(nn.Module):
             self.history = NgramHistory(
                 config, config.engram, self.directory, block_size, replay_tokens, registry, f"{base}layers"
             )
+        announce(self, vllm_config, self.replay)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """vLLM's hook: [T] to [T, hidden]."""

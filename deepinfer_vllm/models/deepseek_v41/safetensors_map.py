@@ -14,6 +14,8 @@ _DTYPES: dict[str, tuple[type, torch.dtype]] = {
     "BF16": (np.uint16, torch.bfloat16),
     "F16": (np.float16, torch.float16),
     "F32": (np.float32, torch.float32),
+    "F8_E4M3": (np.uint8, torch.float8_e4m3fn),
+    "F8_E8M0": (np.uint8, torch.uint8),
 }
 
 
@@ -29,7 +31,7 @@ def find_shard(directory: Path, name: str) -> Path | None:
 def map_tensor(shard: Path, name: str) -> torch.Tensor:
     """Tensor `name` of a shard, mapped copy-on-write and advised for random access.
 
-    Raises ValueError for a dtype that is not bf16, fp16 or fp32.
+    Raises ValueError for a dtype that no Engram table is stored in.
     """
     header, data_start = _header(shard)
     entry = header[name]

@@ -2,30 +2,26 @@
 
 from typing import Any
 
-from deepinfer_vllm.models.deepseek_v41 import weights
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts
+from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
 from deepinfer_vllm.models.deepseek_v41.topology import check
+from deepinfer_vllm.models.deepseek_v41.weights import checkpoint_directory
+from deepinfer_vllm.models.deepseek_v41.widen import BLOCK
 
 
 def verify_model(model_config: Any) -> None:
     """Check config.json and the Engram tables beside it; take the model out of vLLM's generic MLA handling.
 
-    Raises ConfigError or weights.CheckpointError.
+    Raises ConfigError or CheckpointError.
     """
     hf = model_config.hf_config
-    if getattr(hf, "quantization_config", None):
-        raise ConfigError(
-            "quantization_config",
-            hf.quantization_config.get("quant_method"),
-            "the portable model loads bf16, fp16 and fp32 checkpoints",
-            "Convert the checkpoint to bf16, or run it on CUDA or ROCm with vLLM's own model",
-        )
+    _take_over_quantisation(model_config)
     config = ModelConfig.from_hf(hf)
     check(config)
     if config.engram is not None:
         hash_layouts(config.engram)
-        weights.check_tables(config, weights.checkpoint_directory(model_config.model, model_config.revision))
+        open_tables(config, checkpoint_directory(model_config.model, model_config.revision))
         if model_config.enable_prompt_embeds:
             raise ConfigError(
                 "engram_layer_ids",
@@ -37,9 +33,28 @@ def verify_model(model_config: Any) -> None:
     model_config.model_arch_config.is_deepseek_mla = False
 
 
+def _take_over_quantisation(model_config: Any) -> None:
+    """The published format is widened as it is read, so vLLM must see a plain checkpoint."""
+    hf = model_config.hf_config
+    quantisation = getattr(hf, "quantization_config", None)
+    if not quantisation:
+        return
+    for field, published in (("quant_method", "fp8"), ("weight_block_size", [BLOCK, BLOCK]), ("scale_fmt", "ue8m0")):
+        if quantisation.get(field) != published:
+            raise ConfigError(
+                f"quantization_config.{field}",
+                quantisation.get(field),
+                f"the portable model reads the published format only, {field}={published!r}",
+                "Convert the checkpoint to bf16, or run it on CUDA or ROCm with vLLM's own model",
+            )
+    del hf.quantization_config
+    model_config.model_arch_config.quantization_config = None
+
+
 def verify_engine(vllm_config: Any) -> None:
     """Refuse what the portable model does not do, naming the flag. Raises ValueError."""
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    hybrid_off = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
     problems = [
         f"{flag}={value} (must be {allowed})"
         for flag, value, allowed, bad in (
@@ -49,6 +64,8 @@ def verify_engine(vllm_config: Any) -> None:
             ("--kv-cache-dtype", cache.cache_dtype, "auto", cache.cache_dtype not in ("auto", "float32", "bfloat16")),
             ("--block-size", cache.block_size, "even", bool(cache.block_size and cache.block_size % 2)),
             ("--speculative-config", "set", "unset", vllm_config.speculative_config is not None),
+            # vLLM (0.32, 0.33) cannot turn window specs of MLA rows into full ones.
+            ("--disable-hybrid-kv-cache-manager", True, "off", hybrid_off is True),
             ("--enable-lora", True, "off", vllm_config.lora_config is not None),
         )
         if bad

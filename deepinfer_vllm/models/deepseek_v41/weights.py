@@ -13,21 +13,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
-from deepinfer_vllm.models.deepseek_v41.safetensors_map import find_shard, map_tensor
+from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
+from deepinfer_vllm.models.deepseek_v41.widen import widened
 
 if TYPE_CHECKING:
     from deepinfer_vllm.models.deepseek_v41.model import DeepseekV41ForCausalLM
 
 _EXPERT = re.compile(r"(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
 _HYPER = re.compile(r"(layers\.\d+)\.hc_(attn|ffn)_(fn|base|scale)")
-_TABLE = re.compile(r"layers\.\d+\.engram\.embed\.weight")
+_TABLE = re.compile(r"layers\.\d+\.engram\.embed\.(weight|scale)")
 _OTHER_MODULES = re.compile(r"(mtp|vision|aligner)\.|image_(start|end|newline)$")
 """Draft layers and the vision tower: in the release, not in the text model."""
-
-
-class CheckpointError(ValueError):
-    """The checkpoint's tensors are not the model's."""
 
 
 def checkpoint_directory(model: str, revision: str | None) -> Path:
@@ -50,15 +47,12 @@ def load(model: "DeepseekV41ForCausalLM", tensors: Iterable[tuple[str, torch.Ten
     missing = expected_names(model)
     unexpected: list[str] = []
     misshapen: list[str] = []
-    for name, tensor in tensors:
-        if _OTHER_MODULES.match(name):
-            continue
+    loaded = ((name, t) for name, t in tensors if not (_OTHER_MODULES.match(name) or _TABLE.fullmatch(name)))
+    for name, tensor in widened(loaded):
         if name not in missing:
             unexpected.append(name)
             continue
         missing.discard(name)
-        if _TABLE.fullmatch(name):
-            continue
         try:
             if match := _EXPERT.fullmatch(name):
                 modules[match[1]].load(int(match[2]), match[3], tensor)
@@ -71,7 +65,7 @@ def load(model: "DeepseekV41ForCausalLM", tensors: Iterable[tuple[str, torch.Ten
         except (RuntimeError, ValueError, AssertionError) as error:
             misshapen.append(f"{name} ({error})")
     _report(unexpected, sorted(missing), misshapen)
-    for layer_id, table in check_tables(model.config, model.directory).items():
+    for layer_id, table in open_tables(model.config, model.directory).items():
         model.layers[layer_id].engram.table = table
     return set(parameters)
 
@@ -81,7 +75,7 @@ def _copy(parameter: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def expected_names(model: nn.Module) -> set[str]:
-    """Every tensor name that a checkpoint of this model holds."""
+    """Every tensor that is loaded, by its name in a checkpoint; Engram tables are not among them."""
     names: set[str] = set()
     for name, parameter in model.named_parameters():
         if name.endswith(("ffn.experts.w13", "ffn.experts.w2")):
@@ -90,7 +84,6 @@ def expected_names(model: nn.Module) -> set[str]:
             names.update(f"{stem}.{e}.{w}.weight" for e in range(parameter.shape[0]) for w in parts)
         else:
             names.add(re.sub(r"\.hc_(attn|ffn)\.", r".hc_\1_", name))
-    names.update(f"{n}.embed.weight" for n, _ in model.named_modules() if re.fullmatch(r"layers\.\d+\.engram", n))
     return names
 
 
@@ -105,25 +98,3 @@ def _report(unexpected: list[str], missing: list[str], misshapen: list[str]) -> 
             f"DeepSeek-V4.1 checkpoint does not fit its config.json: {'; '.join(problems)}. "
             "Check that the config belongs to these files and that no shard is missing"
         )
-
-
-def check_tables(config: ModelConfig, directory: Path) -> dict[int, torch.Tensor]:
-    """Map every Engram table of a checkpoint and check its shape; tables by layer. Raises CheckpointError."""
-    tables: dict[int, torch.Tensor] = {}
-    engram = config.engram
-    if engram is None:
-        return tables
-    for layer_id, num_rows in zip(engram.layer_ids, engram.num_rows, strict=True):
-        name = f"layers.{layer_id}.engram.embed.weight"
-        shard = find_shard(directory, name)
-        if shard is None or not shard.is_file():
-            raise CheckpointError(f"Engram table {name} is in no shard of {directory}. Restore the file that holds it")
-        table = map_tensor(shard, name)
-        if tuple(table.shape) != (num_rows, engram.head_dim):
-            raise CheckpointError(
-                f"Engram table {name} has shape {list(table.shape)}, config.json asks for "
-                f"{[num_rows, engram.head_dim]} (engram_num_embeddings, engram_head_dim). "
-                "Use the config that belongs to the checkpoint"
-            )
-        tables[layer_id] = table
-    return tables

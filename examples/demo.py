@@ -1,0 +1,206 @@
+"""DeepSeek-V4.1 on this machine, from nothing to answers.
+
+Writes a tiny checkpoint, serves it with `vllm serve` and this plugin, asks it for a chat completion, a tool call and
+JSON, and says what ran. The weights are random: the answers show that the machine works, not what the model knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Literal
+
+import openai
+from pydantic import BaseModel, Field
+
+from deepinfer_vllm.checkpoint.create import create
+from deepinfer_vllm.models.announce import MARK
+from deepinfer_vllm.server_process import ServerError, ServerProcess
+
+NO_THINKING = {"chat_template_kwargs": {"thinking": False}}
+
+
+class Forecast(BaseModel):
+    """What the JSON-schema completion must parse as."""
+
+    weather: Literal["sun", "rain", "snow"]
+    degrees: int = Field(ge=-50, le=50)
+
+
+GET_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city on the coming days.",
+        "strict": True,  # the arguments must follow the schema, not only the form of a call
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "enum": ["Berlin", "Hangzhou", "Paris"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+class DemoError(RuntimeError):
+    """An answer is not what was asked for."""
+
+
+def main() -> int:
+    """Run every step; the exit code."""
+    options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the `with` that stops the server
+    start = time.monotonic()
+    try:
+        run(options.directory, options.timeout)
+    except (ServerError, DemoError, openai.OpenAIError) as error:
+        print(f"\ndemo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ndemo: interrupted", file=sys.stderr)
+        return 130
+    print(f"\nDone in {time.monotonic() - start:.0f} s. All answers were well-formed; the server has stopped.")
+    return 0
+
+
+def run(directory: Path, timeout_seconds: float) -> None:
+    """The demo, step by step."""
+    checkpoint = write_checkpoint(directory)
+    step("Start `vllm serve` with the plugin")
+    with ServerProcess(checkpoint, directory / "server.log") as server:
+        wait_until_healthy(server, timeout_seconds)
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
+        model = client.models.list().data[0].id
+        chat(client, model)
+        call_tool(client, model)
+        answer_json(client, model)
+        show_what_ran(server)
+        step("Stop the server")
+    print(f"stopped; its log is {server.log}")
+
+
+def write_checkpoint(directory: Path) -> Path:
+    """A few MB in DeepSeek's published form: config, tokenizer, sharded weights, Engram tables."""
+    step("Write a tiny DeepSeek-V4.1 checkpoint")
+    made = create(directory / "checkpoint", force=True)
+    print(f"{made.directory}: {made.parameters:,} parameters, {made.size_bytes / 1e6:.1f} MB")
+    print("Its weights are random, so expect well-formed nonsense below.")
+    return made.directory
+
+
+def wait_until_healthy(server: ServerProcess, timeout_seconds: float) -> None:
+    """Dots until the server answers; most of the time goes to imports."""
+    print(" ".join(server.command))
+    seconds = server.wait_until_healthy(timeout_seconds, lambda _: print(".", end="", flush=True))
+    print(f"\nhealthy after {seconds:.0f} s at {server.url}")
+
+
+def chat(client: openai.OpenAI, model: str) -> None:
+    """A streamed chat completion, with its speed."""
+    step("Chat completion, streamed")
+    question = "What is the capital of France?"
+    pieces, arrivals, tokens = [], [], 0
+    for chunk in client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": question}],
+        max_completion_tokens=64,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={**NO_THINKING, "ignore_eos": True},
+    ):
+        if chunk.usage:
+            tokens = chunk.usage.completion_tokens
+        if chunk.choices:
+            arrivals.append(time.monotonic())
+            pieces.append(chunk.choices[0].delta.content or "")
+    if tokens != 64 or not "".join(pieces):
+        raise DemoError(f"chat: {tokens} tokens came back, 64 were asked for")
+    print(f"question: {question}\nanswer:   {printable(''.join(pieces))}")
+    print(f"speed:    {tokens / (arrivals[-1] - arrivals[0]):.0f} tokens/s, one request")
+
+
+def call_tool(client: openai.OpenAI, model: str) -> None:
+    """A required tool call: vLLM's grammar for V4.1's call form holds even random weights to a valid one."""
+    step("Tool call, held to its schema by vLLM's grammar")
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "How will the weather be in Paris?"}],
+        tools=[GET_WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_completion_tokens=400,
+        temperature=0,
+        extra_body=NO_THINKING,
+    ).choices[0]
+    if answer.finish_reason != "tool_calls" or not answer.message.tool_calls:
+        raise DemoError(f"tool call: none came back (finish_reason={answer.finish_reason!r}): {answer.message}")
+    call = answer.message.tool_calls[0].function
+    arguments = json.loads(call.arguments)
+    if arguments.keys() != {"city", "days"} or not 1 <= arguments["days"] <= 9:
+        raise DemoError(f"tool call: arguments {call.arguments} do not follow the schema")
+    print(f"call:     {call.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})")
+
+
+def answer_json(client: openai.OpenAI, model: str) -> None:
+    """A completion that must follow a JSON schema; the client library parses and validates it."""
+    step("JSON-schema completion")
+    answer = client.chat.completions.parse(
+        model=model,
+        messages=[{"role": "user", "content": "How will the weather be in Paris? Answer in JSON."}],
+        response_format=Forecast,
+        max_completion_tokens=400,
+        temperature=0,
+        extra_body=NO_THINKING,
+    ).choices[0]
+    if answer.message.parsed is None:
+        raise DemoError(f"JSON: {answer.message.content!r} (finish_reason={answer.finish_reason!r}) does not parse")
+    print(f"answer:   {answer.message.content}\nparsed:   {answer.message.parsed!r}")
+
+
+def show_what_ran(server: ServerProcess) -> None:
+    """What the server itself says it built."""
+    step("What ran")
+    with urllib.request.urlopen(f"{server.url}/version", timeout=10) as answer:
+        version = json.load(answer)["version"]
+    built = [line.partition(MARK)[2].strip() for line in server.log_text().splitlines() if MARK in line]
+    if not built:
+        raise DemoError(f"the plugin's model was not built: no line with {MARK!r} in {server.log}")
+    print(f"vLLM {version}\n{built[-1]}")
+
+
+def step(title: str) -> None:
+    """Print the headline of a step."""
+    print(f"\n== {title}", flush=True)
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, which random weights like to write."""
+    return "".join(c if c.isprintable() else "·" for c in text)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="example: python examples/demo.py --directory /tmp/v41-demo --timeout 300",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=Path(".demo"), help="for the checkpoint and the server's log; default .demo"
+    )
+    parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the server; default 120")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

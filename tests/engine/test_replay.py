@@ -1,0 +1,115 @@
+"""Decoder-side bounded replay: rows are skipped, and what remains is exactly the truncated computation."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from conftest import (  # type: ignore[import-not-found]
+    GOLDEN,
+    Engine,
+    golden_prompts,
+    model_of,
+    poison,
+    preempt_all_every,
+    preemptions,
+)
+from deepinfer_vllm.checkpoint.backends import EngineBackend
+from deepinfer_vllm.checkpoint.interface import Generation
+from reference import load
+from reference.model import Reference
+
+WINDOW = 16
+MAX_ABS = 2e-4
+
+
+@cache
+def reference() -> Reference:
+    return load(GOLDEN / "v41-tiny-a")
+
+
+def assert_truncated(answer: Generation, prompt: list[int], replay_from: int) -> None:
+    """The answer is the reference's when window rows before `replay_from` are missing above the last KV source."""
+    want = reference().forward(prompt + answer.ids[:-1], replay_from=replay_from).logits[len(prompt) - 1 :]
+    assert answer.logits is not None
+    assert (answer.logits - want).abs().max() <= MAX_ABS
+    assert answer.ids == want.argmax(-1).tolist()
+
+
+def tokens_through_last_layer(backend: EngineBackend) -> list[int]:
+    """A list that will hold how many tokens each step runs through the last layer's experts."""
+    counts: list[int] = []
+    experts = model_of(backend).layers[-1].ffn.experts
+    experts.register_forward_hook(lambda _, inputs, __: counts.append(len(inputs[0])))
+    return counts
+
+
+def test_a_prompt_in_one_chunk(engine: Engine) -> None:
+    prompts = [p.input_ids.tolist() for p in golden_prompts("v41-tiny-a")]
+    with engine("v41-tiny-a", replay=True) as backend:
+        poison(backend)
+        counts = tokens_through_last_layer(backend)
+        first = backend.generate_many(prompts, 24)
+        assert counts[0] == sum(min(len(p), WINDOW) for p in prompts)
+        for answer, prompt in zip(first, prompts, strict=True):
+            assert_truncated(answer, prompt, max(0, len(prompt) - WINDOW))
+        again = backend.generate_many(prompts, 24)  # prefix hits, their last window recomputed
+        assert [a.ids for a in again] == [f.ids for f in first]
+        for a, f in zip(again, first, strict=True):
+            assert a.logits is not None and f.logits is not None
+            assert (a.logits - f.logits).abs().max() <= MAX_ABS
+        assert backend.cached_tokens(prompts[5]) == 672
+
+
+@pytest.mark.parametrize("chunk", [64, 17])
+def test_a_prompt_in_chunks(engine: Engine, chunk: int) -> None:
+    prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()
+    last = (len(prompt) - 1) // chunk * chunk  # where the last chunk starts
+    kept_before = last - WINDOW if len(prompt) - last <= WINDOW else len(prompt) - WINDOW
+    with engine("v41-tiny-a", replay=True, max_num_batched_tokens=chunk) as backend:
+        poison(backend)
+        assert_truncated(backend.generate(prompt, 24), prompt, kept_before)
+
+
+def test_a_hit_followed_by_chunks_within_the_window(engine: Engine) -> None:
+    prompt = golden_prompts("v41-tiny-a")[4]
+    ids = prompt.input_ids.tolist()
+    with engine("v41-tiny-a", replay=True, max_num_batched_tokens=8, max_num_seqs=4) as backend:
+        poison(backend)
+        whole = backend.generate(ids, 24)  # no chunk exceeds the window, so nothing is skipped
+        assert prompt.gen_logits is not None and whole.logits is not None
+        assert (whole.logits - prompt.gen_logits).abs().max() <= MAX_ABS
+        assert backend.cached_tokens(ids) == 256
+        assert_truncated(backend.generate(ids, 24), ids, 256 - WINDOW)
+
+
+def test_prompt_logprobs_keep_every_row(engine: Engine) -> None:
+    prompts = golden_prompts("v41-tiny-a")
+    with engine("v41-tiny-a", replay=True) as backend:
+        poison(backend)
+        for prompt in prompts[3:]:
+            assert prompt.logits_last8 is not None and prompt.argmax is not None
+            logits = backend.prefill(prompt.input_ids.tolist()).logits
+            assert (logits[-8:] - prompt.logits_last8).abs().max() <= MAX_ABS
+            assert torch.equal(logits.argmax(-1), prompt.argmax.long())
+
+
+def test_preemption_and_mixed_batches(engine: Engine) -> None:
+    prompts = [p.input_ids.tolist() for p in golden_prompts("v41-tiny-a")]
+    with engine("v41-tiny-a", replay=True, max_num_batched_tokens=200) as backend:
+        poison(backend)
+        preempt_all_every(backend, 5)
+        preempted = preemptions(backend)
+        answers = backend.generate_many(prompts, 24)
+        assert len(preempted) >= 12
+    for answer in answers:
+        assert answer.logits is not None and answer.logits.isfinite().all()
+
+
+def test_vllm_switch_turns_it_off(engine: Engine) -> None:
+    prompt = golden_prompts("v41-tiny-a")[4]
+    with engine("v41-tiny-a", replay=True, swa_bounded_replay=False) as backend:
+        assert not model_of(backend).replay
+        answer = backend.generate(prompt.input_ids.tolist(), 24)
+        assert prompt.gen_logits is not None and answer.logits is not None
+        assert (answer.logits - prompt.gen_logits).abs().max() <= MAX_ABS

@@ -1,0 +1,142 @@
+"""A checkpoint or a flag that the model cannot serve stops vLLM at once, with what, value, limit and remedy."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from deepinfer_vllm.server_process import SMALL_CPU_ENVIRONMENT, SMALL_CPU_FLAGS, vllm_script
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def text(**fields: Any) -> Edit:
+    """Set fields of `text_config`."""
+    return lambda config: config["text_config"].update(fields)
+
+
+ILLEGAL_CONFIGS: dict[str, tuple[Edit, tuple[str, ...]]] = {
+    "ratio": (
+        text(compress_ratios=[0, 0, 2, 2, 3, 1, 1, 1]),
+        ("compress_ratios[4]=3", "must be 0 (window only), 1 or 2", "Correct config.json"),
+    ),
+    "compressed layer without a source": (
+        text(kv_source_layer_ids=[4, 5], index_source_layer_ids=[4, 5, 7]),
+        ("compress_ratios[2]=2", "kv_source_layer_ids=[4, 5]", "Add a layer id at or below 2"),
+    ),
+    "heads": (
+        text(o_groups=3),
+        ("num_attention_heads=8", "multiple of o_groups=3", "Correct config.json"),
+    ),
+    "table rows of the hash": (
+        text(engram_num_embeddings=[100, 200]),
+        ("engram_num_embeddings=100", "layer 1 addresses", "Correct it"),
+    ),
+    "quantisation": (
+        lambda config: config.update(quantization_config={"quant_method": "fp8", "weight_block_size": [32, 32]}),
+        ("quantization_config='fp8'", "bf16, fp16 and fp32", "Convert the checkpoint"),
+    ),
+}
+
+ILLEGAL_FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "tensor parallel": ({"tensor_parallel_size": 2}, ("--tensor-parallel-size=2", "must be 1", "--data-parallel-size")),
+    "pipeline parallel": ({"pipeline_parallel_size": 2}, ("--pipeline-parallel-size=2", "must be 1")),
+    "prompt embeddings": ({"enable_prompt_embeds": True}, ("--enable-prompt-embeds", "Engram hashes token ids")),
+}
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    """The tiny checkpoint, to be spoilt."""
+    return shutil.copytree(checkpoint, tmp_path / "spoilt")
+
+
+def edit_config(directory: Path, edit: Edit) -> None:
+    """Change config.json in place."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    edit(config)
+    path.write_text(json.dumps(config))
+
+
+def start_error(directory: Path, **flags: Any) -> str:
+    """What vLLM says when it is to configure an engine for this checkpoint: the stage before any process starts."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = EngineArgs(
+        model=str(directory),
+        dtype="float32",
+        max_model_len=4096,
+        kv_cache_memory_bytes=2**28,
+        enforce_eager=True,
+        **flags,
+    )
+    with pytest.raises(ValueError) as caught:
+        arguments.create_engine_config()
+    return str(caught.value)
+
+
+def says(message: str, parts: tuple[str, ...]) -> None:
+    """The message holds every part, and it is one error."""
+    assert [part for part in parts if part not in message] == [], message
+    assert message.startswith("1 validation error"), message
+
+
+@pytest.mark.parametrize("name", ILLEGAL_CONFIGS)
+def test_illegal_config(copy: Path, name: str) -> None:
+    edit, parts = ILLEGAL_CONFIGS[name]
+    edit_config(copy, edit)
+    says(start_error(copy), parts)
+
+
+@pytest.mark.parametrize("name", ILLEGAL_FLAGS)
+def test_illegal_flag(checkpoint: Path, name: str) -> None:
+    flags, parts = ILLEGAL_FLAGS[name]
+    says(start_error(checkpoint, **flags), parts)
+
+
+def spoil_tables(directory: Path, keep_rows: int) -> None:
+    """Cut every Engram table to its first rows; 0 takes it away, from the index too."""
+    index = directory / "model.safetensors.index.json"
+    names = json.loads(index.read_text())
+    for shard in directory.glob("*.safetensors"):
+        tensors = load_file(shard)
+        for name in [name for name in tensors if name.endswith("engram.embed.weight")]:
+            table = tensors.pop(name)
+            if keep_rows:
+                tensors[name] = table[:keep_rows].clone()
+            else:
+                del names["weight_map"][name]
+        save_file(tensors, shard, {"format": "pt"})
+    index.write_text(json.dumps(names))
+
+
+def test_missing_table(copy: Path) -> None:
+    spoil_tables(copy, keep_rows=0)
+    says(start_error(copy), ("layers.1.engram.embed.weight", "is in no shard of", "Restore the file"))
+
+
+def test_table_of_other_rows_than_the_config_says(copy: Path) -> None:
+    spoil_tables(copy, keep_rows=100)
+    parts = ("layers.1.engram.embed.weight", "has shape [100, 32]", "engram_num_embeddings", "Use the config")
+    says(start_error(copy), parts)
+
+
+def test_vllm_serve_stops_with_the_same_error(copy: Path) -> None:
+    edit, parts = ILLEGAL_CONFIGS["ratio"]
+    edit_config(copy, edit)
+    done = subprocess.run(
+        [vllm_script(), "serve", copy, *SMALL_CPU_FLAGS],
+        env={**os.environ, **SMALL_CPU_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode != 0
+    assert all(part in done.stderr for part in parts), done.stderr[-3000:]
