@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from deepinfer_vllm.models.deepseek_v41.engram import Engram
+from deepinfer_vllm.models.deepseek_v41.engram_table import EngramTable
 from reference.engram import engram as reference
 from small_model import both_configs, fill, generator, normal
 
@@ -19,8 +20,9 @@ def test_as_the_reference(streams: int, eps: float) -> None:
     assert ours.engram is not None
     module = Engram(ours, ours.engram, torch.float32, "engram")
     weights = fill(module, seed=1, prefix="layers.0.engram.")
-    module.table = normal(2, ROWS, ours.engram.head_dim)
-    weights["layers.0.engram.embed.weight"] = module.table.double()
+    table = normal(2, ROWS, ours.engram.head_dim)
+    module.table = EngramTable(table)
+    weights["layers.0.engram.embed.weight"] = table.double()
     rows = torch.randint(ROWS, (TOKENS, ours.engram.num_columns), generator=generator(3))
     x = normal(4, TOKENS, streams, 32)
     x[1] *= 0.01
@@ -39,9 +41,10 @@ def test_a_sign_decides_on_which_side_of_a_half_the_gate_is() -> None:
     weights = fill(module, seed=5)
     module.q_weight.data.fill_(1)
     module.k_weight.data.fill_(1)
-    module.table = normal(6, ROWS, ours.engram.head_dim)
+    table = normal(6, ROWS, ours.engram.head_dim)
+    module.table = EngramTable(table)
     rows = torch.arange(ours.engram.num_columns).unsqueeze(0)
-    out = weights["wkv.weight"] @ module.table[rows].flatten().double()
+    out = weights["wkv.weight"] @ table[rows].flatten().double()
     x = torch.stack((out[:32], -out[32:64])).float().unsqueeze(0)
     gates = ((module(x, rows) - x)[0].double() / out[64:]).median(-1).values
     exact = 1 / (1 + torch.exp(-torch.tensor([1.0, -1.0]).double() * 32**0.25))
@@ -54,9 +57,10 @@ def test_a_stream_of_zeros_has_a_gate_just_past_a_half() -> None:
     assert ours.engram is not None
     module = Engram(ours, ours.engram, torch.float32, "engram")
     weights = fill(module, seed=5)
-    module.table = normal(6, ROWS, ours.engram.head_dim)
+    table = normal(6, ROWS, ours.engram.head_dim)
+    module.table = EngramTable(table)
     rows = torch.arange(ours.engram.num_columns).unsqueeze(0)
-    value = (weights["wkv.weight"] @ module.table[rows].flatten().double())[64:]
+    value = (weights["wkv.weight"] @ table[rows].flatten().double())[64:]
     gate = 1 / (1 + torch.tensor(-1e-3).double().exp())
     got = module(torch.zeros(1, 2, 32), rows)[0].double()
     torch.testing.assert_close(got, (gate * value).expand(2, -1), rtol=1e-5, atol=1e-6)
@@ -67,10 +71,11 @@ def test_streams_keep_their_dtype_and_the_table_its_own() -> None:
     assert ours.engram is not None
     module = Engram(ours, ours.engram, torch.float32, "engram")
     fill(module, seed=7)
-    module.table = normal(8, ROWS, ours.engram.head_dim).bfloat16()
+    table = normal(8, ROWS, ours.engram.head_dim).bfloat16()
+    module.table = EngramTable(table)
     rows = torch.randint(ROWS, (TOKENS, ours.engram.num_columns), generator=generator(9))
     x = normal(10, TOKENS, 4, 32)
     got = module(x, rows)
     assert got.dtype == x.dtype
-    module.table = module.table.float()
+    module.table = EngramTable(table.float())
     assert torch.equal(got, module(x, rows))

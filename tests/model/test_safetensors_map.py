@@ -16,7 +16,12 @@ INDEX = "model.safetensors.index.json"
 
 
 def two_shards(directory: Path) -> dict[str, torch.Tensor]:
-    tensors = {"a": normal(1, 5, 3), "b": normal(2, 4, 2).bfloat16(), "c": normal(3, 7).half(), "d": normal(4, 2, 2, 2)}
+    tensors = {
+        "a": normal(1, 5, 3),
+        "b": normal(2, 4, 2).bfloat16(),
+        "c": normal(3, 7).half(),
+        "d": normal(4, 2, 2, 2).to(torch.float8_e4m3fn),
+    }
     save_file({k: tensors[k] for k in "ab"}, directory / "model-00001-of-00002.safetensors")
     save_file({k: tensors[k] for k in "cd"}, directory / "model-00002-of-00002.safetensors")
     return tensors
@@ -32,7 +37,7 @@ def test_every_tensor_is_found_and_exact(tmp_path: Path, indexed: bool) -> None:
         shard = find_shard(tmp_path, name)
         assert shard is not None and shard.name.startswith(f"model-0000{1 + (name in 'cd')}")
         mapped = map_tensor(shard, name)
-        assert mapped.dtype == expected.dtype and torch.equal(mapped, expected)
+        assert mapped.dtype == expected.dtype and torch.equal(mapped.float(), expected.float())
     assert find_shard(tmp_path, "nowhere") is None
 
 
@@ -50,8 +55,8 @@ def test_the_index_decides(tmp_path: Path) -> None:
 
 def test_a_dtype_that_cannot_be_mapped(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
-    save_file({"table": torch.zeros(2, 2).to(torch.float8_e4m3fn)}, file)
-    with pytest.raises(ValueError, match=r"model\.safetensors: table has dtype F8_E4M3; only BF16, F16, F32"):
+    save_file({"table": torch.zeros(2, 2).long()}, file)
+    with pytest.raises(ValueError, match=r"model\.safetensors: table has dtype I64; only BF16, F16, F32, F8_E4M3"):
         map_tensor(file, "table")
 
 

@@ -30,6 +30,15 @@ def test_distinct_scores(k: int) -> None:
     assert as_sets(stable_topk(scores, k)) == by_sorting(scores, k)
 
 
+def test_scores_that_differ_in_the_last_bit() -> None:
+    for value in (1.0, -1.0, 1e-40, -1e-40):
+        around = torch.full((1, 9), value)
+        for i in range(1, 9):
+            around[0, i] = torch.nextafter(around[0, i - 1], torch.tensor(INF))
+        for k in range(1, 9):
+            assert as_sets(stable_topk(around, k)) == [set(range(9 - k, 9))]
+
+
 def test_equal_scores_go_to_the_lower_index() -> None:
     for value in (0.0, -0.0, 1.5, -1.5, -INF):
         assert as_sets(stable_topk(torch.full((3, 300), value), 4)) == [{0, 1, 2, 3}] * 3
