@@ -47,7 +47,8 @@ def widen(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def power_of_two(scale: torch.Tensor) -> torch.Tensor:
     """ue8m0 bytes to float32: 2 ** (byte - 127)."""
-    return torch.ldexp(torch.ones((), device=scale.device), scale.view(torch.uint8).int() - 127)
+    exponent = scale.view(torch.uint8).int() - 127
+    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
 
 
 def _unpack(packed: torch.Tensor) -> torch.Tensor:
