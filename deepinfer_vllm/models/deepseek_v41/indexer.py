@@ -105,7 +105,6 @@ class Indexer(nn.Module):
             k = min(step.selected.shape[1], num_rows)
             best = stable_topk(scores, k)
             step.selected[part, :k] = ascending(best, scores.gather(-1, best) > float("-inf"))
-            step.selected[part, k:] = -1
 
     def _publish(self, scores: torch.Tensor, visible: torch.Tensor, part: slice, step: Step) -> None:
         """Keep the best blocks of the tokens that see more blocks than are kept."""
