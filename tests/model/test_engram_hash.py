@@ -93,7 +93,7 @@ def test_as_the_reference_for_other_sizes(span: int, heads: int) -> None:
         # Pad is the id of token 2; whatever stands before the start must not matter.
         rows = ngram_rows(history(ids, span, before=77), torch.arange(50), engram.pad_token_id, layout)
         assert rows.tolist() == expected[layer]
-        assert int(rows.min()) >= 0 and int(rows.max()) < layout.num_rows
+        assert int(rows.min()) >= 0 and int(rows.max()) < int(layout.primes.sum())
 
 
 def by_loop(ids: list[int], layout: HashLayout, pad: int) -> list[int]:

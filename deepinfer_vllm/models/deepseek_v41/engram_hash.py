@@ -33,11 +33,6 @@ class HashLayout:
     offsets: torch.Tensor
     """[columns] int64: the first row of each column."""
 
-    @property
-    def num_rows(self) -> int:
-        """Rows the table must have."""
-        return int(self.primes.sum())
-
 
 def hash_layouts(engram: EngramConfig) -> list[HashLayout]:
     """The constants of every Engram layer, in the order of `layer_ids`. Raises ConfigError when a table's rows differ
@@ -45,15 +40,15 @@ def hash_layouts(engram: EngramConfig) -> list[HashLayout]:
     layouts = []
     bound = max(1, (2**63 - 1) // engram.compressed_vocab_size // 2)
     primes_by_layer = table_primes(len(engram.layer_ids), engram.vocab_size, engram.max_ngram, engram.num_heads)
-    for layer_id, primes in zip(engram.layer_ids, primes_by_layer, strict=True):
-        multipliers = np.random.default_rng(10007 * layer_id).integers(0, bound, engram.max_ngram) * 2 + 1
-        flat = torch.tensor(primes).flatten()
-        layouts.append(HashLayout(torch.from_numpy(multipliers), torch.tensor(primes), flat.cumsum(0) - flat))
-    for layer_id, rows, layout in zip(engram.layer_ids, engram.num_rows, layouts, strict=True):
-        if rows != layout.num_rows:
-            limit = f"the hash of layer {layer_id} addresses {layout.num_rows} rows"
+    for layer_id, num_rows, primes in zip(engram.layer_ids, engram.num_rows, primes_by_layer, strict=True):
+        if num_rows != sum(map(sum, primes)):
+            limit = f"the hash of layer {layer_id} addresses {sum(map(sum, primes))} rows"
             remedy = "Correct it, or engram_vocab_size, engram_n_heads and engram_max_ngram_size it follows from"
-            raise ConfigError("engram_num_embeddings", rows, limit, remedy)
+            raise ConfigError("engram_num_embeddings", num_rows, limit, remedy)
+        multipliers = np.random.default_rng(10007 * layer_id).integers(0, bound, engram.max_ngram) * 2 + 1
+        sizes = torch.tensor(primes)
+        offsets = sizes.flatten().cumsum(0) - sizes.flatten()
+        layouts.append(HashLayout(torch.tensor(multipliers.tolist()), sizes, offsets))  # all on the default device
     return layouts
 
 
