@@ -16,7 +16,7 @@ from reference.rope import rotate
 from small_model import both_configs, fill, make_step, normal, scattered
 
 BLOCK, BLOCKS = 8, 12
-BATCH = [(0, 40), (30, 64), (70, 71), (0, 3), (95, 96), (0, 1)]
+BATCH = [(0, 40), (30, 64), (70, 71), (0, 3), (95, 96), (0, 10), (0, 1)]
 Rows = list[set[int]]
 
 
