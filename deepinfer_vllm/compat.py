@@ -3,10 +3,12 @@
 | shim | vLLM | why | can go when |
 |---|---|---|---|
 | `_hook_model_config` | 0.32, 0.33 | per-architecture config hooks are a private dict | vLLM registers them |
+| `refuse_prompt_embeds` | 0.32, 0.33 | a model cannot say that it needs token ids | vLLM asks it |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 """
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_vllm import envs
@@ -69,6 +71,32 @@ def _hook_model_config() -> None:
             verify_engine(vllm_config)
 
     MODELS_CONFIG_MAP[ARCHITECTURE] = PortableV41Config
+
+
+def refuse_prompt_embeds(needs_ids: str) -> None:
+    """Answer prompt embeddings for models marked `deepinfer_needs_token_ids` with status 400 and this message.
+
+    vLLM's own refusal asks for --enable-prompt-embeds, which would not help.
+    """
+    from vllm.exceptions import VLLMValidationError
+    from vllm.renderers.base import BaseRenderer
+
+    if hasattr(BaseRenderer, "deepinfer_checks_embeds"):
+        return
+    BaseRenderer.deepinfer_checks_embeds = True
+
+    def checked(method: Any, is_embeds: Callable[[Any], bool]) -> Any:
+        @functools.wraps(method)
+        def check(self: Any, prompt: Any) -> Any:
+            if is_embeds(prompt) and getattr(self.model_config, "deepinfer_needs_token_ids", False):
+                raise VLLMValidationError(needs_ids, parameter="prompt_embeds")
+            return method(self, prompt)
+
+        return check
+
+    for name in ("render_prompt", "_render_prompt_async"):
+        setattr(BaseRenderer, name, checked(getattr(BaseRenderer, name), lambda prompt: isinstance(prompt, bytes)))
+    BaseRenderer._process_embeds = checked(BaseRenderer._process_embeds, lambda _: True)
 
 
 def hook_runner() -> None:
