@@ -55,7 +55,7 @@ test: $(INSTALLED) ## every test
 	$(BIN)/python -m pytest
 
 demo: $(INSTALLED) ## serve a tiny DeepSeek-V4.1 with vLLM and talk to it
-	$(BIN)/python examples/demo.py
+	$(BIN)/deepinfer demo
 
 doctor: $(INSTALLED) ## what works in .venv, and what would run
 	$(BIN)/deepinfer doctor

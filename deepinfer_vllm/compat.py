@@ -2,73 +2,73 @@
 
 | shim | vLLM | why | can go when |
 |---|---|---|---|
-| `_hook_model_config` | 0.32, 0.33 | per-architecture config hooks are a private dict | vLLM registers them |
+| `hook_model_config` | 0.32, 0.33 | per-architecture config hooks are a private dict | vLLM registers them |
+| `refuse_prompt_embeds` | 0.32, 0.33 | a model cannot say that it needs token ids | vLLM asks it |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 """
 
 import functools
-from typing import TYPE_CHECKING, Any
-
-from deepinfer_vllm import envs
-
-if TYPE_CHECKING:
-    from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts
+import importlib
+from collections.abc import Callable
+from typing import Any
 
 BATCH_FACTS = "deepinfer_batch_facts"
-"""Key of `replay.BatchFacts` in the forward context's additional arguments."""
+"""Key, in the forward context's additional arguments, of two lists in batch order: whether every hidden state of the
+request is wanted, and from which position on it has been computed here without a gap."""
 
 
-def apply() -> None:
-    """Install every shim that this process needs. Imports no model and no runner."""
-    from deepinfer_vllm.models import uses_portable_model
+def hook_model_config(architecture: str, module: str) -> None:
+    """Let `module` check and adjust configs where vLLM checks its own architectures: errors come before any worker.
 
-    if uses_portable_model():
-        _hook_model_config()
-
-
-def decoder_replay_enabled(vllm_config: Any) -> bool:
-    """Whether prefills may skip rows past the last KV source.
-
-    Follows vLLM's --swa-bounded-replay and ours. Needs runner V1, where `hook_runner` says what must be kept.
-    """
-    return bool(
-        envs.DEEPINFER_VLLM_DECODER_REPLAY
-        and getattr(vllm_config.cache_config, "swa_bounded_replay", True)
-        and not vllm_config.use_v2_model_runner
-    )
-
-
-def _hook_model_config() -> None:
-    """Check and adjust a V4.1 config where vLLM checks its own architectures, so that errors come before any worker.
-
-    vLLM's own hook for the name renames a quantisation method and is called first.
+    `module` has verify_model(model_config) and verify_engine(vllm_config) and is imported when a config is there.
+    vLLM's own hook for the architecture is called too.
     """
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
 
-    from deepinfer_vllm.models import ARCHITECTURE
-
-    upstream = MODELS_CONFIG_MAP.get(ARCHITECTURE, VerifyAndUpdateConfig)
-    if getattr(upstream, "deepinfer", False):
+    upstream = MODELS_CONFIG_MAP.get(architecture, VerifyAndUpdateConfig)
+    if getattr(upstream, "deepinfer_hooked", False):
         return
 
-    class PortableV41Config(upstream):  # type: ignore[misc, valid-type]
-        deepinfer = True
+    class HookedConfig(upstream):  # type: ignore[misc, valid-type]
+        deepinfer_hooked = True
 
         @staticmethod
         def verify_and_update_model_config(model_config: Any) -> None:
-            from deepinfer_vllm.models.deepseek_v41.verify_config import verify_model
-
-            verify_model(model_config)
+            importlib.import_module(module).verify_model(model_config)
             upstream.verify_and_update_model_config(model_config)
 
         @staticmethod
         def verify_and_update_config(vllm_config: Any) -> None:
-            from deepinfer_vllm.models.deepseek_v41.verify_config import verify_engine
-
             upstream.verify_and_update_config(vllm_config)
-            verify_engine(vllm_config)
+            importlib.import_module(module).verify_engine(vllm_config)
 
-    MODELS_CONFIG_MAP[ARCHITECTURE] = PortableV41Config
+    MODELS_CONFIG_MAP[architecture] = HookedConfig
+
+
+def refuse_prompt_embeds(needs_ids: str) -> None:
+    """Answer prompt embeddings for models marked `deepinfer_needs_token_ids` with status 400 and this message.
+
+    vLLM's own refusal asks for --enable-prompt-embeds, which would not help.
+    """
+    from vllm.exceptions import VLLMValidationError
+    from vllm.renderers.base import BaseRenderer
+
+    if hasattr(BaseRenderer, "deepinfer_checks_embeds"):
+        return
+    BaseRenderer.deepinfer_checks_embeds = True
+
+    def checked(method: Any, is_embeds: Callable[[Any], bool]) -> Any:
+        @functools.wraps(method)
+        def check(self: Any, prompt: Any) -> Any:
+            if is_embeds(prompt) and getattr(self.model_config, "deepinfer_needs_token_ids", False):
+                raise VLLMValidationError(needs_ids, parameter="prompt_embeds")
+            return method(self, prompt)
+
+        return check
+
+    for name in ("render_prompt", "_render_prompt_async"):
+        setattr(BaseRenderer, name, checked(getattr(BaseRenderer, name), lambda prompt: isinstance(prompt, bytes)))
+    BaseRenderer._process_embeds = checked(BaseRenderer._process_embeds, lambda _: True)
 
 
 def hook_runner() -> None:
@@ -106,9 +106,7 @@ def hook_runner() -> None:
     GPUModelRunner._model_forward = forward_with_facts
 
 
-def _batch_facts(runner: Any) -> "BatchFacts":
-    from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts
-
+def _batch_facts(runner: Any) -> tuple[list[bool], list[int]]:
     ids = runner.input_batch.req_ids
     starts = runner.deepinfer_first_computed or {}
-    return BatchFacts([i in runner.num_prompt_logprobs for i in ids], [starts.get(i, 0) for i in ids])
+    return [i in runner.num_prompt_logprobs for i in ids], [starts.get(i, 0) for i in ids]

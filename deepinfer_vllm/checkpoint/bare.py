@@ -16,6 +16,7 @@ from deepinfer_vllm.models.deepseek_v41.model import DeepseekV41ForCausalLM
 from deepinfer_vllm.models.deepseek_v41.step import Step
 
 BLOCK_SIZE = 32
+MAX_TOKENS = 16384
 
 
 @dataclass
@@ -48,7 +49,7 @@ class BareModel:
     `close` ends the one-process group that vLLM's layers need; an engine may be started in this process after it.
     """
 
-    def __init__(self, directory: str | Path, *, dtype: str = "float32", max_tokens: int = 1024) -> None:
+    def __init__(self, directory: str | Path, *, dtype: str = "float32", max_tokens: int = MAX_TOKENS) -> None:
         from vllm.config import set_current_vllm_config
         from vllm.engine.arg_utils import EngineArgs
 
@@ -58,13 +59,13 @@ class BareModel:
             skip_tokenizer_init=True,
             enforce_eager=True,
             block_size=BLOCK_SIZE,
-            max_model_len=max_tokens,
             kv_cache_memory_bytes=1 << 20,
         )
         self.vllm_config = args.create_engine_config()
         with set_current_vllm_config(self.vllm_config):
             _join_group_of_one()
             self.model = _load(self.vllm_config)
+        max_tokens = min(max_tokens, self.vllm_config.model_config.max_model_len)
         blocks = -(-max_tokens // BLOCK_SIZE)
         self._table = torch.arange(1, blocks + 1, dtype=torch.int32).unsqueeze(0)
         self._caches = [m for m in self.model.modules() if isinstance(m, PagedCache)]

@@ -40,7 +40,7 @@ def tiny(
 def verify(
     directory: Annotated[Path, typer.Argument(help="A checkpoint with golden.json and golden*.safetensors.")],
     backend: Annotated[str, typer.Option(help="bare (the module alone), engine (vLLM's LLM), or both.")] = "both",
-    numerics: Annotated[str, typer.Option(help="plain, qat (KV rounded as in training), or all.")] = "plain",
+    numerics: Annotated[str, typer.Option(help="plain, qat (KV rounded as in training), or all there is.")] = "all",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     all_rows: Annotated[bool, typer.Option("--all", help="Print every comparison, not the worst of a kind.")] = False,
 ) -> None:

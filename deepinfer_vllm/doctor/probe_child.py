@@ -58,6 +58,7 @@ def model() -> str:
     from vllm.model_executor.models import ModelRegistry
 
     registered = ModelRegistry.models["DeepseekV41ForCausalLM"]
+    registered.inspect_model_cls()  # imports it in a subprocess, as a first start would, and keeps what it finds
     return f"{registered.module_name}:{registered.class_name}"
 
 

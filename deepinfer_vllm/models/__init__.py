@@ -1,6 +1,6 @@
 """Model registration: which DeepSeek-V4.1 implementation vLLM builds on this platform."""
 
-from deepinfer_vllm import envs
+from deepinfer_vllm import compat, envs
 
 ARCHITECTURE = "DeepseekV41ForCausalLM"
 PORTABLE_CLASS = "deepinfer_vllm.models.deepseek_v41:DeepseekV41ForCausalLM"
@@ -26,3 +26,4 @@ def register_models() -> None:
     from vllm import ModelRegistry
 
     ModelRegistry.register_model(ARCHITECTURE, PORTABLE_CLASS)
+    compat.hook_model_config(ARCHITECTURE, "deepinfer_vllm.models.deepseek_v41.verify_config")

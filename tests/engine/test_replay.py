@@ -5,7 +5,9 @@ from functools import cache
 import pytest
 import torch
 
-from conftest import (  # type: ignore[import-not-found]
+from deepinfer_vllm.checkpoint.backends import EngineBackend
+from deepinfer_vllm.checkpoint.interface import Generation
+from engine.harness import (
     GOLDEN,
     Engine,
     golden_prompts,
@@ -14,8 +16,6 @@ from conftest import (  # type: ignore[import-not-found]
     preempt_all_every,
     preemptions,
 )
-from deepinfer_vllm.checkpoint.backends import EngineBackend
-from deepinfer_vllm.checkpoint.interface import Generation
 from reference import load
 from reference.model import Reference
 

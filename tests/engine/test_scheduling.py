@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from conftest import Engine, golden_prompts, preempt_all_every, preemptions  # type: ignore[import-not-found]
 from deepinfer_vllm.checkpoint.golden import Prompt
 from deepinfer_vllm.checkpoint.interface import Generation
+from engine.harness import Engine, golden_prompts, preempt_all_every, preemptions
 
 MAX_ABS = 2e-4
 

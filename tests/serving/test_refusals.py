@@ -25,7 +25,7 @@ def test_prompt_embeddings(api: Api) -> None:
     embeddings = base64.b64encode(file.getvalue()).decode()
     status, message = api.refusal("/v1/completions", prompt_embeds=embeddings, max_tokens=4)
     assert status == 400
-    assert "prompt_embeds" in message
+    assert "hash token ids" in message and "Send text or token ids" in message
 
 
 def test_unknown_model(api: Api) -> None:

@@ -39,15 +39,21 @@ ILLEGAL_CONFIGS: dict[str, tuple[Edit, tuple[str, ...]]] = {
         ("engram_num_embeddings=100", "layer 1 addresses", "Correct it"),
     ),
     "quantisation": (
-        lambda config: config.update(quantization_config={"quant_method": "fp8", "weight_block_size": [32, 32]}),
-        ("quantization_config='fp8'", "bf16, fp16 and fp32", "Convert the checkpoint"),
+        lambda config: config.update(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        ("quantization_config.weight_block_size=[128, 128]", "published format only", "Convert the checkpoint"),
     ),
 }
 
 ILLEGAL_FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "tensor parallel": ({"tensor_parallel_size": 2}, ("--tensor-parallel-size=2", "must be 1", "--data-parallel-size")),
     "pipeline parallel": ({"pipeline_parallel_size": 2}, ("--pipeline-parallel-size=2", "must be 1")),
-    "prompt embeddings": ({"enable_prompt_embeds": True}, ("--enable-prompt-embeds", "Engram hashes token ids")),
+    "expert parallel": ({"enable_expert_parallel": True}, ("--enable-expert-parallel=True", "must be off")),
+    "one kind of cache": (
+        {"disable_hybrid_kv_cache_manager": True},
+        ("--disable-hybrid-kv-cache-manager=True", "must be off"),
+    ),
+    "cache dtype": ({"kv_cache_dtype": "fp8"}, ("--kv-cache-dtype=fp8", "must be auto")),
+    "odd blocks": ({"block_size": 33}, ("--block-size=33", "must be even")),
 }
 
 

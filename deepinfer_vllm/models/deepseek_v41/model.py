@@ -14,7 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from deepinfer_vllm import compat, envs
 from deepinfer_vllm.models.announce import announce
-from deepinfer_vllm.models.deepseek_v41 import weights
+from deepinfer_vllm.models.deepseek_v41 import replay, weights
 from deepinfer_vllm.models.deepseek_v41.attention import Attention
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache, window_spec
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, EngramConfig, ModelConfig
@@ -24,7 +24,7 @@ from deepinfer_vllm.models.deepseek_v41.layer import DecoderLayer
 from deepinfer_vllm.models.deepseek_v41.mhc import collapse
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
-from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts, narrow
+from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import CHECKPOINT_FILES
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import check, layer_role
@@ -46,7 +46,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         dtype, block_size = model_config.dtype, vllm_config.cache_config.block_size
         registry = vllm_config.compilation_config.static_forward_context
         numerics = Numerics(quantised=envs.DEEPINFER_VLLM_NUMERICS == "qat")
-        self.replay = config.replay_cut >= 0 and compat.decoder_replay_enabled(vllm_config)
+        self.replay = config.replay_cut >= 0 and replay.enabled(vllm_config)
         if self.replay:
             compat.hook_runner()
         replay_tokens = config.window if self.replay else 0
@@ -98,7 +98,8 @@ class DeepseekV41ForCausalLM(nn.Module):
         if not context.attn_metadata:  # vLLM sizing memory: no cache is there to read
             return self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         step = Step.from_metadata(context.attn_metadata, positions)
-        facts = context.additional_kwargs.get(compat.BATCH_FACTS) if self.replay else None
+        known = context.additional_kwargs.get(compat.BATCH_FACTS)  # not in vLLM's dummy batches
+        facts = BatchFacts(*known) if self.replay and known else None
         ids = None if input_ids is None else input_ids[: step.num_tokens]
         embeds = self.embed(ids) if inputs_embeds is None else inputs_embeds[: step.num_tokens]
         hidden = self.run(step, ids, embeds, facts)
@@ -127,7 +128,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         for layer_id, layer in enumerate(self.layers):
             streams, x = layer.write(streams, pre, step)
             if layer_id == self.config.replay_cut and facts is not None:
-                narrowed = narrow(step, self.config.window, facts)
+                narrowed = replay.narrow(step, self.config.window, facts)
                 if narrowed is not None:
                     step, kept = narrowed
                     streams, x = streams[kept], x[kept]

@@ -54,9 +54,8 @@ class Numerics:
 
 def power_of_two_scale(amax: torch.Tensor, largest: float) -> torch.Tensor:
     """The smallest power of two s with amax / s <= largest, from the float32 exponent, so that no log rounds."""
-    mantissa, exponent = torch.frexp(amax * (1.0 / largest))
-    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
-    return torch.ldexp(torch.ones_like(amax), exponent)
+    bits = (amax * (1.0 / largest)).view(torch.int32)
+    return ((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32)
 
 
 def round_e2m1(x: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,11 @@ It is an approximation: the first kept tokens see a truncated window in each of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from deepinfer_vllm import envs
 from deepinfer_vllm.models.deepseek_v41.step import Step
 
 
@@ -24,6 +26,18 @@ class BatchFacts:
     """Whether every token's hidden state is wanted (prompt logprobs)."""
     first_computed: Sequence[int]
     """Position from which the request has been computed here without a gap; 0 unless it began with a prefix hit."""
+
+
+def enabled(vllm_config: Any) -> bool:
+    """Whether prefills may skip rows: by vLLM's --swa-bounded-replay and our variable.
+
+    Only runner V1 is told (by `compat.hook_runner`) what a batch must keep.
+    """
+    return bool(
+        envs.DEEPINFER_VLLM_DECODER_REPLAY
+        and getattr(vllm_config.cache_config, "swa_bounded_replay", True)
+        and not vllm_config.use_v2_model_runner
+    )
 
 
 def narrow(step: Step, window: int, facts: BatchFacts) -> tuple[Step, torch.Tensor] | None:

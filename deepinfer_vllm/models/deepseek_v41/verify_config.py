@@ -1,13 +1,21 @@
 """What vLLM asks of a V4.1 model before any worker starts: can this checkpoint, and this engine, run it?"""
 
+import logging
 from typing import Any
 
+from deepinfer_vllm import compat
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts
 from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
 from deepinfer_vllm.models.deepseek_v41.topology import check
 from deepinfer_vllm.models.deepseek_v41.weights import checkpoint_directory
 from deepinfer_vllm.models.deepseek_v41.widen import BLOCK
+
+NEEDS_TOKEN_IDS = (
+    "This DeepSeek-V4.1 has Engram layers, which hash token ids; prompt embeddings have none. Send text or token ids"
+)
+
+logger = logging.getLogger("vllm.deepinfer")
 
 
 def verify_model(model_config: Any) -> None:
@@ -23,12 +31,10 @@ def verify_model(model_config: Any) -> None:
         hash_layouts(config.engram)
         open_tables(config, checkpoint_directory(model_config.model, model_config.revision))
         if model_config.enable_prompt_embeds:
-            raise ConfigError(
-                "engram_layer_ids",
-                list(config.engram.layer_ids),
-                "Engram hashes token ids, which --enable-prompt-embeds requests do not have",
-                "Start without --enable-prompt-embeds; such requests are then refused with status 400",
-            )
+            logger.warning("--enable-prompt-embeds has no effect. %s", NEEDS_TOKEN_IDS)
+            model_config.enable_prompt_embeds = False
+        model_config.deepinfer_needs_token_ids = True
+        compat.refuse_prompt_embeds(NEEDS_TOKEN_IDS)
     # Taken for generic MLA, the CPU platform would force blocks of 16 and no prefix caching or chunked prefill.
     model_config.model_arch_config.is_deepseek_mla = False
 

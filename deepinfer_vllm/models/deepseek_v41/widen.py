@@ -1,8 +1,8 @@
 """Published quantised weights as plain ones, tensor by tensor while a checkpoint is read.
 
-`X.weight` with `X.scale` beside it: e4m3 [N, K] with a power-of-two scale per [32, 32] block or per row and 32 columns,
-or e2m1 packed two a byte, low nibble first, [N, K / 2] with one per row and 32 columns. Each value is a few bits times a
-power of two, so nothing is rounded in bf16 or wider.
+`X.weight` with `X.scale` beside it: e4m3 [N, K] with a power-of-two scale per [32, 32] block or per row and 32
+columns, or e2m1 packed two a byte, low nibble first, [N, K / 2] with one per row and 32 columns. Each value is a few
+bits times a power of two, so nothing is rounded in bf16 or wider.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -
 def widened(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Pass plain tensors through; join each quantised weight with its scale, whichever comes first.
 
-    What stays alone is passed on by its own name at the end: a scale as it is, a weight as `<name> (without its scale)`.
+    What stays alone is passed on at the end: a scale by its name, a weight as `<name> (without its scale)`.
     """
     waiting: dict[str, torch.Tensor] = {}
     for name, tensor in tensors:
@@ -46,9 +46,9 @@ def widen(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def power_of_two(scale: torch.Tensor) -> torch.Tensor:
-    """ue8m0 bytes to float32: 2 ** (byte - 127)."""
-    exponent = scale.view(torch.uint8).int() - 127
-    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
+    """ue8m0 bytes to float32: 2 ** (byte - 127), the byte being a float32's exponent field; 0 is a subnormal."""
+    exponent = scale.view(torch.uint8).int()
+    return torch.where(exponent == 0, 1 << 22, exponent << 23).view(torch.float32)
 
 
 def _unpack(packed: torch.Tensor) -> torch.Tensor:

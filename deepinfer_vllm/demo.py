@@ -6,7 +6,6 @@ JSON, and says what ran. The weights are random: the answers show that the machi
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
@@ -55,13 +54,12 @@ class DemoError(RuntimeError):
     """An answer is not what was asked for."""
 
 
-def main() -> int:
-    """Run every step; the exit code."""
-    options = parse_arguments()
+def main(directory: Path, timeout_seconds: float) -> int:
+    """Run every step; the exit code. What went wrong is on stderr."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the `with` that stops the server
     start = time.monotonic()
     try:
-        run(options.directory, options.timeout)
+        run(directory, timeout_seconds)
     except (ServerError, DemoError, openai.OpenAIError) as error:
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
@@ -186,21 +184,3 @@ def step(title: str) -> None:
 def printable(text: str) -> str:
     """`text` without control characters, which random weights like to write."""
     return "".join(c if c.isprintable() else "·" for c in text)
-
-
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="example: python examples/demo.py --directory /tmp/v41-demo --timeout 300",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--directory", type=Path, default=Path(".demo"), help="for the checkpoint and the server's log; default .demo"
-    )
-    parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the server; default 120")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The model inside vLLM's engine, in this process."""

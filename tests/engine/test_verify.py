@@ -1,0 +1,35 @@
+"""`deepinfer checkpoint verify`: every golden directory, through the bare module and the engine, within its limits."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from deepinfer_vllm.cli.main import run
+from engine.harness import GOLDEN
+
+DIRECTORIES = ["v41-tiny-a", "v41-tiny-b", "v41-tiny-a-fp8"]
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_golden_directories(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["checkpoint", "verify", str(GOLDEN / name)]) == 0
+    out = capsys.readouterr().out
+    for what in ("bare, float32, plain", "engine, float32, plain", "bare, float32, qat", "engine, float32, qat"):
+        assert f"{what}: " in out and "0 outside their limits" in out
+
+
+def test_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["checkpoint", "verify", str(GOLDEN / "v41-tiny-a"), "--dtype", "bfloat16", "--numerics", "qat"]) == 0
+    assert "engine, bfloat16, qat" in capsys.readouterr().out
+
+
+def test_other_weights_are_outside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "changed"
+    shutil.copytree(GOLDEN / "v41-tiny-b", directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["hc_sinkhorn_iters"] -= 1
+    (directory / "config.json").write_text(json.dumps(config))
+    assert run(["checkpoint", "verify", str(directory), "--backend", "bare", "--numerics", "plain"]) == 1
+    assert "outside" in capsys.readouterr().out
