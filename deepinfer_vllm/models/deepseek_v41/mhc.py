@@ -10,7 +10,7 @@ from torch import nn
 
 
 class HyperConnection(nn.Module):
-    """The mixing weights of one sublayer; parameters are owned by the layer, under the checkpoint's names."""
+    """The mixing weights of one sublayer. In checkpoints `hc_attn.fn` is `hc_attn_fn`, and so on."""
 
     def __init__(self, streams: int, hidden_size: int, iterations: int, eps: float, norm_eps: float) -> None:
         super().__init__()
