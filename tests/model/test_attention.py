@@ -20,7 +20,7 @@ from small_model import bind, both_configs, fill, make_step, normal, scattered
 BLOCK, BLOCKS, LENGTH = 8, 6, 45
 BATCHES = {
     "whole": [[(0, 45), (0, 45), (0, 45)]],
-    "cut": [[(0, 13), (0, 45), (0, 2)], [(13, 14), (45, 45), (2, 33)], [(14, 45), (45, 45), (33, 45)]],
+    "cut": [[(0, 1), (0, 45), (0, 2)], [(1, 14), (45, 45), (2, 33)], [(14, 45), (45, 45), (33, 45)]],
     "singly": [[(t, t + 1)] * 3 for t in range(LENGTH)],
 }
 
