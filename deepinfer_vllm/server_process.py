@@ -42,6 +42,7 @@ SMALL_CPU_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",  # what was built is read from the log
     "TORCH_COMPILE_DISABLE": "1",  # the first request for logprobs would compile a kernel for 20 s
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's process is also the worker's: one process fewer
 }

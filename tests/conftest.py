@@ -1,10 +1,22 @@
 """Fixtures that more than one test file uses."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from fake_site import FakeSite
+
+# Before anything imports torch or vLLM. Two threads on two busy cores wait for each other most of the time, and vLLM
+# would compile a kernel for 20 s at the first request for logprobs.
+for name, value in {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}.items():
+    os.environ.setdefault(name, value)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import torch
 
 from deepinfer_vllm.checkpoint import compare, golden
 from deepinfer_vllm.checkpoint.compare import Row
-from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.limits import parse_limits
 from deepinfer_vllm.checkpoint.report import worst_of_each
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent / "golden"
 

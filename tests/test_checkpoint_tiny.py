@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from deepinfer_vllm.checkpoint.create import create
-from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.presets import preset
 from deepinfer_vllm.checkpoint.tensors import tensor_specs
 from deepinfer_vllm.checkpoint.writer import INDEX, write_checkpoint
 from deepinfer_vllm.cli.checkpoint import app
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 from legal_config import assert_legal
 from reference import load
 

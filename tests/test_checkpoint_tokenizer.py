@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.special_tokens import BOS, EOS, IMAGE, NAMED, PAD
 from deepinfer_vllm.checkpoint.tokenizer import SMALLEST_VOCABULARY, build_tokenizer
 from deepinfer_vllm.models.deepseek_v41.engram_hash import compressed_vocabulary, table_primes
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 from reference import engram_hash
 
 

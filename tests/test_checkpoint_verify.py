@@ -13,9 +13,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.verify import Factory, Generation, Prefill, run
 from deepinfer_vllm.cli.checkpoint import app
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 from reference import Output, Reference, load
 
 GOLDEN = Path(__file__).parent / "golden"

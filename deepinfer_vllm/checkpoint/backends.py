@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,29 @@ from deepinfer_vllm.checkpoint.interface import Generation, Prefill
 NUMERICS = {"plain": "plain", "qat": "qat", "bf16": "qat"}
 
 
-def _settle(numerics: str, *, replay: bool = False) -> None:
-    """Our model with the numerics asked for; vLLM in this process, its sampler not compiled."""
-    os.environ["DEEPINFER_VLLM_MODEL"] = "portable"
-    os.environ["DEEPINFER_VLLM_NUMERICS"] = NUMERICS[numerics]
-    os.environ["DEEPINFER_VLLM_DECODER_REPLAY"] = "1" if replay else "0"
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm.plugins import load_general_plugins
+@contextmanager
+def _environment(numerics: str, *, replay: bool = False) -> Iterator[None]:
+    """Our model with the numerics asked for; vLLM in this process, quiet, its sampler not compiled."""
+    quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    values = {
+        "DEEPINFER_VLLM_MODEL": "portable",
+        "DEEPINFER_VLLM_NUMERICS": NUMERICS[numerics],
+        "DEEPINFER_VLLM_DECODER_REPLAY": "1" if replay else "0",
+        **{name: os.environ.get(name, value) for name, value in quiet.items()},
+    }
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        from vllm.plugins import load_general_plugins
 
-    load_general_plugins()
+        load_general_plugins()
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 class BareBackend:
@@ -36,8 +49,11 @@ class BareBackend:
     name = "bare"
 
     def __init__(self, directory: Path, dtype: str, numerics: str) -> None:
-        _settle(numerics)
-        self._model = BareModel(directory, dtype=dtype)
+        with ExitStack() as stack:
+            stack.enter_context(_environment(numerics))
+            self._model = BareModel(directory, dtype=dtype)
+            stack.callback(self._model.close)
+            self._stack = stack.pop_all()
 
     def prefill(self, prompt_ids: Sequence[int]) -> Prefill:
         """See `Backend`."""
@@ -58,7 +74,7 @@ class BareBackend:
 
     def close(self) -> None:
         """See `Backend`."""
-        self._model.close()
+        self._stack.close()
 
     def _candidate_sets(self, trace: Trace) -> list[set[int]] | None:
         """Blocks each token may choose in; a token with nothing set may choose in every block it sees."""
@@ -77,7 +93,13 @@ class EngineBackend:
     name = "engine"
 
     def __init__(self, directory: Path, dtype: str, numerics: str, *, replay: bool = False, **engine_args: Any) -> None:
-        _settle(numerics, replay=replay)
+        with ExitStack() as stack:
+            stack.enter_context(_environment(numerics, replay=replay))
+            self._start(directory, dtype, engine_args)
+            stack.callback(self._stop)
+            self._stack = stack.pop_all()
+
+    def _start(self, directory: Path, dtype: str, engine_args: dict[str, Any]) -> None:
         from vllm import LLM
         from vllm.config import ModelConfig
 
@@ -119,6 +141,9 @@ class EngineBackend:
 
     def close(self) -> None:
         """See `Backend`."""
+        self._stack.close()
+
+    def _stop(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
 
         self._llm.llm_engine.engine_core.shutdown()

@@ -63,8 +63,12 @@ class BareModel:
         )
         self.vllm_config = args.create_engine_config()
         with set_current_vllm_config(self.vllm_config):
-            _join_group_of_one()
-            self.model = _load(self.vllm_config)
+            join_group_of_one()
+            try:
+                self.model = _load(self.vllm_config)
+            except BaseException:
+                self.close()
+                raise
         max_tokens = min(max_tokens, self.vllm_config.model_config.max_model_len)
         blocks = -(-max_tokens // BLOCK_SIZE)
         self._table = torch.arange(1, blocks + 1, dtype=torch.int32).unsqueeze(0)
@@ -199,7 +203,7 @@ def _load(vllm_config: Any) -> DeepseekV41ForCausalLM:
     return model
 
 
-def _join_group_of_one() -> None:
+def join_group_of_one() -> None:
     """vLLM's layers ask for their process group, so there must be one."""
     from vllm.distributed import init_distributed_environment, initialize_model_parallel, model_parallel_is_initialized
 

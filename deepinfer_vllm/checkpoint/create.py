@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.presets import preset
 from deepinfer_vllm.checkpoint.writer import DTYPES, INDEX, write_checkpoint
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
 
 @dataclass(frozen=True)

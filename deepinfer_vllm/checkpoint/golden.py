@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.limits import Limits, parse_limits
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
 FORMAT_VERSION = 1
 KINDS = {"golden_noqat.safetensors": "plain", "golden.safetensors": "qat", "golden_bf16.safetensors": "bf16"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deepinfer_vllm.checkpoint.config import TextConfig
-from deepinfer_vllm.checkpoint.errors import CheckpointError
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
 PRESETS = {"tiny": TextConfig()}
 FEWEST_LAYERS = 4

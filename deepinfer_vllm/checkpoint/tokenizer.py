@@ -6,8 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_vllm.checkpoint.corpus import TEXT
-from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.special_tokens import BOS, EOS, IMAGE, IMAGE_SPAN_IDS, NAMED, PAD, place_holder
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,11 +11,11 @@ from typing import Any
 from deepinfer_vllm.checkpoint import golden
 from deepinfer_vllm.checkpoint.checks import check_prompt
 from deepinfer_vllm.checkpoint.compare import Row
-from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.golden import Golden, Values
 from deepinfer_vllm.checkpoint.interface import Backend, Generation, Prefill
 from deepinfer_vllm.checkpoint.limits import FORMAT_LIMITS, Limits
 from deepinfer_vllm.checkpoint.report import make_console, print_rows
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
 __all__ = ["Backend", "Factory", "Generation", "Prefill", "run"]
 

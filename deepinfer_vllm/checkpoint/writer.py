@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_vllm.checkpoint.errors import CheckpointError
 from deepinfer_vllm.checkpoint.special_tokens import IMAGE_SPAN_IDS
 from deepinfer_vllm.checkpoint.tensors import TensorSpec, tensor_specs
 from deepinfer_vllm.checkpoint.tokenizer import build_tokenizer, tokenizer_config
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch

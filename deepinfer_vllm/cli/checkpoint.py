@@ -58,7 +58,7 @@ def verify(
 @contextmanager
 def _one_line_errors(command: str, *also: type[Exception]) -> Iterator[None]:
     """What the user can act on ends the command with one line and exit code 2; anything else is a bug and shows."""
-    from deepinfer_vllm.checkpoint.errors import CheckpointError
+    from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
     expected: tuple[type[Exception], ...] = (CheckpointError, *also)
     try:

@@ -1,12 +1,8 @@
 """What vLLM's layers ask of a process before they can be built by themselves."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
-
-os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +30,9 @@ def vllm_layers() -> Iterator[None]:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    from deepinfer_vllm.checkpoint.bare import _join_group_of_one
+    from deepinfer_vllm.checkpoint.bare import join_group_of_one
 
     with set_current_vllm_config(VllmConfig()):
-        _join_group_of_one()
+        join_group_of_one()
         yield
     cleanup_dist_env_and_memory()

@@ -91,8 +91,7 @@ class Attention(nn.Module):
 
     def _gathered(self, query: torch.Tensor, step: Step) -> torch.Tensor:
         """Attention [T, H, D] float32, a chunk of tokens at a time."""
-        newest = int(step.positions.max())
-        back = torch.arange(min(self.window, newest + 1) - 1, -1, -1, device=query.device)
+        back = torch.arange(min(self.window, max(step.seq_lens)) - 1, -1, -1, device=query.device)
         compressed = step.selected if self.role.ratio else None
         num_rows = len(back) + (0 if compressed is None else compressed.shape[1])
         chunk = tokens_per_chunk(num_rows, self.heads, self.head_dim)

@@ -51,30 +51,27 @@ class Indexer(nn.Module):
 
         x [T, hidden], q_low [T, q_lora_rank]; `rows` holds latents [head_dim] then keys [dim].
         """
-        visible = (step.positions + 1) // self.role.ratio
-        most = int(visible.max())
+        ratio = self.role.ratio
+        visible = (step.positions + 1) // ratio
+        most = max(step.seq_lens) // ratio
         k = min(self.topk, most)
         every = torch.arange(k, device=visible.device).expand(step.num_tokens, k)
         step.selected = every.masked_fill(every >= visible.unsqueeze(-1), -1)
-        narrowed = -(-visible // self.block_size) > self.blocks if self._two_level else torch.zeros_like(visible > 0)
-        scored = (visible > self.topk) | narrowed
+        reach = self.blocks * self.block_size
         if self.role.publishes_candidates:
-            shape = (step.num_tokens, self.blocks if bool(narrowed.any()) else 0)
+            shape = (step.num_tokens, self.blocks if most > reach else 0)
             step.candidates = torch.full(shape, -1, device=visible.device)
-        if not bool(scored.any()):
+        two_level = self.role.publishes_candidates or self.role.uses_candidates
+        unscored = min(self.topk, reach) if two_level else self.topk  # up to so many rows, all visible are selected
+        if most <= unscored:
             return
         query = self.numerics.index(rotate(self.wq_b(q_low).view(-1, self.heads, self.dim), rotary))
         weight = self.weights_proj(x).float() * (self.dim * self.heads) ** -0.5
-        first_scored = scored.cumsum(0).cpu()
         for request, (start, end) in enumerate(step.spans):
-            before = int(first_scored[start - 1]) if start else 0
-            begin = end - (int(first_scored[end - 1]) - before) if end > start else end
-            if begin < end:  # visible rows grow along a request, so the tokens to score are its last ones
+            first_position = step.seq_lens[request] - (end - start)
+            begin = start + max(0, (unscored + 1) * ratio - 1 - first_position)
+            if begin < end:
                 self._score_request(request, begin, end, query, weight, visible, rows, step)
-
-    @property
-    def _two_level(self) -> bool:
-        return self.role.publishes_candidates or self.role.uses_candidates
 
     def _score_request(
         self,
@@ -89,7 +86,7 @@ class Indexer(nn.Module):
     ) -> None:
         """Select for tokens begin..end of one request, a chunk at a time."""
         assert step.selected is not None
-        num_rows = int(visible[end - 1])
+        num_rows = step.seq_lens[request] // self.role.ratio
         index = torch.arange(num_rows, device=visible.device)
         keys = rows.read(step.tables[rows.name], torch.full_like(index, request), index)[:, -self.dim :].float()
         chunk = max(1, WORKSPACE_BYTES // (4 * self.heads * num_rows))

@@ -1,11 +1,9 @@
 """DeepSeek-V4.1 for vLLM: the text model, assembled and driven one step at a time."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -16,13 +14,13 @@ from deepinfer_vllm import compat, envs
 from deepinfer_vllm.models.announce import announce
 from deepinfer_vllm.models.deepseek_v41 import replay, weights
 from deepinfer_vllm.models.deepseek_v41.attention import Attention
-from deepinfer_vllm.models.deepseek_v41.cache import PagedCache, window_spec
-from deepinfer_vllm.models.deepseek_v41.config import ConfigError, EngramConfig, ModelConfig
+from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
+from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram import Engram
-from deepinfer_vllm.models.deepseek_v41.engram_hash import compressed_vocabulary, hash_layouts, ngram_rows
 from deepinfer_vllm.models.deepseek_v41.layer import DecoderLayer
 from deepinfer_vllm.models.deepseek_v41.mhc import collapse
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
+from deepinfer_vllm.models.deepseek_v41.ngram_history import NgramHistory
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import CHECKPOINT_FILES
@@ -147,47 +145,3 @@ class DeepseekV41ForCausalLM(nn.Module):
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """vLLM's hook: fill the parameters from a published checkpoint's tensors."""
         return weights.load(self, tensors)
-
-
-class NgramHistory(nn.Module):
-    """The last compressed token ids of every request, and the table rows they hash to."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        engram: EngramConfig,
-        directory: Path,
-        block_size: int,
-        replay_tokens: int,
-        registry: dict[str, Any],
-        prefix: str,
-    ) -> None:
-        super().__init__()
-        tokenizer = directory / "tokenizer.json"
-        if not tokenizer.is_file():
-            raise FileNotFoundError(f"{tokenizer} is missing: Engram hashes depend on it. Copy it from the release")
-        token_map, classes = compressed_vocabulary(Tokenizer.from_file(str(tokenizer)), config.vocab_size)
-        if classes != engram.compressed_vocab_size:
-            limit = f"{tokenizer.name} yields {classes} classes, and every hash depends on that number"
-            raise ConfigError(
-                "engram_compressed_vocab_size", engram.compressed_vocab_size, limit, "Use the release's own tokenizer"
-            )
-        self.register_buffer("token_map", token_map, persistent=False)
-        self.layouts = hash_layouts(engram)
-        self.layer_ids, self.span = engram.layer_ids, engram.max_ngram
-        self.pad = int(token_map[engram.pad_token_id])
-        self.ids = PagedCache(
-            f"{prefix}.{engram.layer_ids[0]}.engram.history",
-            window_spec(block_size, 1, torch.int32, engram.max_ngram + replay_tokens),
-            registry,
-        )
-
-    def forward(self, ids: torch.Tensor, step: Step) -> dict[int, torch.Tensor]:
-        """Store ids [T]; rows [T, columns] by Engram layer."""
-        step.write(self.ids, self.token_map[ids].unsqueeze(-1))
-        back = (step.positions.unsqueeze(-1) - torch.arange(self.span, device=ids.device)).clamp_min(0)
-        history = step.read(self.ids, back).squeeze(-1).long()
-        return {
-            layer_id: ngram_rows(history, step.positions, self.pad, layout)
-            for layer_id, layout in zip(self.layer_ids, self.layouts, strict=True)
-        }

@@ -48,7 +48,7 @@ def narrow(step: Step, window: int, facts: BatchFacts) -> tuple[Step, torch.Tens
     for i, (start, end) in enumerate(step.spans):
         kept = end - start if facts.keep_all[i] else min(end - start, window)
         first = facts.first_computed[i]
-        floors.append(max(first, step.seq_lens[i] - kept) if kept < end - start else first)
+        floors.append(step.seq_lens[i] - kept if kept < end - start else first)
         spans.append((len(rows), len(rows) + kept))
         rows.extend(range(end - kept, end))
     if len(rows) == step.num_tokens and not any(floors):

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,9 +15,6 @@ from torch import nn
 from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 from deepinfer_vllm.models.deepseek_v41.widen import widened
-
-if TYPE_CHECKING:
-    from deepinfer_vllm.models.deepseek_v41.model import DeepseekV41ForCausalLM
 
 _EXPERT = re.compile(r"(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
 _HYPER = re.compile(r"(layers\.\d+)\.hc_(attn|ffn)_(fn|base|scale)")
@@ -36,7 +32,7 @@ def checkpoint_directory(model: str, revision: str | None) -> Path:
     return Path(snapshot_download(model, revision=revision, local_files_only=True))
 
 
-def load(model: "DeepseekV41ForCausalLM", tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+def load(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     """Copy tensors into the model and map its Engram tables; the names of all parameters filled.
 
     Raises CheckpointError listing every unexpected, missing and misshapen tensor.
