@@ -74,3 +74,14 @@ def test_the_installed_script_runs() -> None:
     done = subprocess.run([script, "nonsense"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "deepinfer: No such command 'nonsense'.\n"
+
+
+@pytest.mark.parametrize("arguments", [["checkpoint", "tiny", "x"], ["demo"]])
+def test_without_vllm_a_command_says_what_it_needs(arguments: list[str], tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules.update(torch=None, openai=None, vllm=None)\n"
+        f"from deepinfer_vllm.cli.main import run; sys.exit(run({arguments!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "comes with vLLM: pip install" in done.stderr

@@ -26,6 +26,10 @@ app.add_typer(checkpoint.app)
 app.command("demo")(demo.demo)
 
 
+COMES_WITH_VLLM = {"vllm", "torch", "numpy", "openai", "pydantic", "safetensors", "tokenizers"}
+"""A router or store host has none of these, and the commands that need them say so."""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"deepinfer {__version__}")
@@ -52,6 +56,12 @@ def run(arguments: Sequence[str]) -> int:
         message = " ".join(error.format_message().split())
         print(f"deepinfer: {message}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in COMES_WITH_VLLM:
+            raise
+        remedy = 'pip install "deepinfer-vllm[cpu]" or "deepinfer-vllm[cuda]"'
+        print(f"deepinfer: this command needs {error.name}, which comes with vLLM: {remedy}", file=sys.stderr)
+        return 1
     except typer.Abort:
         return 130
     return code if isinstance(code, int) else 0
