@@ -21,7 +21,7 @@ MAX_TOKENS = 16384
 
 @dataclass
 class Trace:
-    """Values of one prompt of T tokens; float32 unless said otherwise."""
+    """Values of one prompt of T tokens, on the CPU; float32 unless said otherwise."""
 
     logits: torch.Tensor
     """[T, V]."""
@@ -71,11 +71,13 @@ class BareModel:
                 raise
         max_tokens = min(max_tokens, self.vllm_config.model_config.max_model_len)
         blocks = -(-max_tokens // BLOCK_SIZE)
-        self._table = torch.arange(1, blocks + 1, dtype=torch.int32).unsqueeze(0)
+        self._device = torch.device(self.vllm_config.device_config.device)
+        self._table = torch.arange(1, blocks + 1, dtype=torch.int32, device=self._device).unsqueeze(0)
         self._caches = [m for m in self.model.modules() if isinstance(m, PagedCache)]
         for cache in self._caches:
             spec: Any = cache.spec
-            cache.bind_kv_cache(torch.zeros(blocks + 1, 1, cache.rows_per_block, spec.head_size, dtype=spec.dtype))
+            shape = (blocks + 1, 1, cache.rows_per_block, spec.head_size)
+            cache.bind_kv_cache(torch.zeros(shape, dtype=spec.dtype, device=self._device))
 
     def close(self) -> None:
         """Leave vLLM's process group."""
@@ -98,7 +100,8 @@ class BareModel:
 
     @torch.inference_mode()
     def _forward(self, ids: torch.Tensor, start: int) -> Trace:
-        positions = torch.arange(start, start + len(ids))
+        ids = ids.to(self._device)
+        positions = torch.arange(start, start + len(ids), device=self._device)
         step = Step(
             positions=positions,
             request=torch.zeros_like(positions),
@@ -114,15 +117,15 @@ class BareModel:
         assert logits is not None
         collapsed = [collapse(streams, pre) for streams, pre in layers]
         return Trace(
-            logits=logits.float(),
-            hidden_states=torch.stack([embeds, *collapsed, hidden]).float(),
-            pre_mix=torch.stack([pre for _, pre in layers]),
-            streams_last=torch.stack([streams[-1] for streams, _ in layers]).float(),
-            router_ids=torch.stack(records.experts),
-            router_weights=torch.stack(records.weights),
-            index_topk=records.selected,
-            candidate_blocks=step.candidates,
-            engram_rows=step.engram_rows,
+            logits=logits.float().cpu(),
+            hidden_states=torch.stack([embeds, *collapsed, hidden]).float().cpu(),
+            pre_mix=torch.stack([pre for _, pre in layers]).cpu(),
+            streams_last=torch.stack([streams[-1] for streams, _ in layers]).float().cpu(),
+            router_ids=torch.stack(records.experts).cpu(),
+            router_weights=torch.stack(records.weights).cpu(),
+            index_topk={layer: rows.cpu() for layer, rows in records.selected.items()},
+            candidate_blocks=None if step.candidates is None else step.candidates.cpu(),
+            engram_rows={layer: rows.cpu() for layer, rows in step.engram_rows.items()},
         )
 
 
@@ -192,11 +195,12 @@ def _load(vllm_config: Any) -> DeepseekV41ForCausalLM:
     from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    model_config = vllm_config.model_config
+    model_config, device = vllm_config.model_config, torch.device(vllm_config.device_config.device)
     with set_default_torch_dtype(model_config.dtype):
-        model = initialize_model(vllm_config=vllm_config)
+        with device:
+            model = initialize_model(vllm_config=vllm_config)
         get_model_loader(vllm_config.load_config).load_weights(model, model_config)
-        process_weights_after_loading(model, model_config, torch.device(vllm_config.device_config.device))
+        process_weights_after_loading(model, model_config, device)
     if not isinstance(model, DeepseekV41ForCausalLM):
         raise TypeError(f"vLLM built {type(model).__module__}; set DEEPINFER_VLLM_MODEL=portable to check this model")
     model.eval()
@@ -206,9 +210,10 @@ def _load(vllm_config: Any) -> DeepseekV41ForCausalLM:
 def join_group_of_one() -> None:
     """vLLM's layers ask for their process group, so there must be one."""
     from vllm.distributed import init_distributed_environment, initialize_model_parallel, model_parallel_is_initialized
+    from vllm.platforms import current_platform
 
     if model_parallel_is_initialized():
         return
     rendezvous = os.path.join(tempfile.mkdtemp(prefix="deepinfer-"), "rendezvous")
-    init_distributed_environment(1, 0, f"file://{rendezvous}", 0, backend="gloo")
+    init_distributed_environment(1, 0, f"file://{rendezvous}", 0, backend=current_platform.dist_backend)
     initialize_model_parallel(1, 1)
