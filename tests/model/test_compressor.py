@@ -93,6 +93,15 @@ def test_an_open_group_writes_no_row() -> None:
     assert close(rows[:3], case.expected[0, :3]) and bool(rows[3:].isnan().all())
 
 
+def test_no_kernel_runs_on_no_rows() -> None:
+    """vLLM's CUDA kernel for RMSNorm cannot, and leaves its error to whatever runs next."""
+    case = make(2)
+    counts: list[int] = []
+    case.module.norm.register_forward_pre_hook(lambda _, inputs: counts.append(len(inputs[0])))
+    case.run([[(0, 1)], [(1, 2)], [(2, 3)]])
+    assert counts == [1]
+
+
 def test_each_channel_is_gated_by_itself() -> None:
     """Pooling by hand, so that the reference is not believed alone."""
     case = make(2)

@@ -64,13 +64,16 @@ class Compressor(nn.Module):
             request, group = step.request, step.positions
             latent = self.norm(self.wkv(x))
         else:
-            request, group, latent = self._pool(x, step)
+            request, group, kv = self._pool(x, step)
+            if not len(group):  # vLLM's RMSNorm kernel on CUDA fails on no rows, and the next kernel reports it
+                return
+            latent = self.norm(kv)
         rotary = RotaryTable(group * self.ratio, frequencies)
         values = torch.cat((self.numerics.compressed(rotate(latent, rotary)), index_key(latent, rotary)), dim=-1)
         self.rows.write(step.tables[self.rows.name], request, group, values)
 
     def _pool(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(request [n], group [n], latent [n, head_dim]) of the groups this step completes."""
+        """(request [n], group [n], pooled kv [n, head_dim]) of the groups this step completes."""
         step.write(self.open_group, torch.cat((self.wkv(x), self.wgate(x)), dim=-1))
         last = (step.positions + 1) % self.ratio == 0
         request, end = step.request[last], step.positions[last]
@@ -78,7 +81,7 @@ class Compressor(nn.Module):
         table = step.tables[self.open_group.name]
         kv, score = self.open_group.read(table, request.unsqueeze(-1), members).chunk(2, dim=-1)
         pooled = (torch.softmax(score, dim=1) * kv).sum(dim=1)
-        return request, end // self.ratio, self.norm(pooled.to(x.dtype))
+        return request, end // self.ratio, pooled.to(x.dtype)
 
 
 class Float32Linear(nn.Module):
