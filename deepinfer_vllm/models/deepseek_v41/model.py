@@ -46,6 +46,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         registry = vllm_config.compilation_config.static_forward_context
         numerics = Numerics(quantised=envs.DEEPINFER_VLLM_NUMERICS == "qat")
         self.replay = config.replay_cut >= 0 and replay.enabled(vllm_config)
+        compat.hook_seeded_sampling()
         if self.replay:
             compat.hook_runner()
         windows = Windows.plan(config, replay_tokens=config.window if self.replay else 0)
