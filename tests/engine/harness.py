@@ -26,6 +26,16 @@ def model_of(backend: EngineBackend) -> Any:
     return core.model_executor.driver_worker.worker.model_runner.model
 
 
+def sample(backend: EngineBackend, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """`count` tokens drawn after each prompt, each request with a seed of its own."""
+    from vllm import SamplingParams
+
+    fixed = {"temperature": 1.0, "max_tokens": count, "ignore_eos": True, "detokenize": False}
+    params = [SamplingParams(seed=number, **fixed) for number in range(len(prompts))]
+    outputs = backend._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    return [list(o.outputs[0].token_ids) for o in outputs]
+
+
 def poison(backend: EngineBackend) -> None:
     """Fill every cache row with what must never reach a result."""
     for module in model_of(backend).modules():

@@ -5,7 +5,7 @@ import torch
 
 from deepinfer_vllm.checkpoint.golden import Prompt
 from deepinfer_vllm.checkpoint.interface import Generation
-from engine.harness import Engine, golden_prompts, preempt_all_every, preemptions
+from engine.harness import Engine, golden_prompts, preempt_all_every, preemptions, sample
 
 MAX_ABS = 2e-4
 
@@ -73,3 +73,13 @@ def test_block_sizes(engine: Engine, block_size: int) -> None:
     with engine("v41-tiny-a", block_size=block_size, max_num_batched_tokens=50) as backend:
         assert_golden(backend.generate_many(ids, 24), prompts)
         assert_golden(backend.generate_many(ids, 24), prompts)
+
+
+def test_seeded_sampling_does_not_depend_on_chunks(engine: Engine) -> None:
+    prompts = [p.input_ids.tolist() for p in golden_prompts("v41-tiny-b")[3:5]]
+    answers = []
+    for chunk in (2048, 50):
+        with engine("v41-tiny-b", max_num_batched_tokens=chunk) as backend:
+            answers.append(sample(backend, prompts, 24))
+    assert answers[0] == answers[1]
+    assert len({tuple(ids) for ids in answers[0]}) == len(prompts)

@@ -13,6 +13,7 @@ from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import layer_role
+from deepinfer_vllm.models.deepseek_v41.windows import Windows
 from reference import Config
 from reference import attention as reference
 from small_model import bind, both_configs, fill, make_step, normal, scattered
@@ -72,7 +73,7 @@ def make(layer: int, *, rebuilt: bool = False) -> Case:
         registry,
         {},
         f"layers.{layer}.attn",
-        replay_tokens=0,
+        windows=Windows.plan(ours, 0),
         rebuilt=rebuilt,
     )
     weights = fill(module, seed=layer, prefix=f"layers.{layer}.attn.")

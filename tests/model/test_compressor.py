@@ -10,6 +10,7 @@ import torch
 from deepinfer_vllm.models.deepseek_v41.compressor import Compressor, Float32Linear
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies
+from deepinfer_vllm.models.deepseek_v41.windows import Windows
 from reference.compressor import compress, row_positions
 from reference.rope import rotate
 from small_model import bind, both_configs, fill, make_step, normal, scattered
@@ -47,7 +48,9 @@ def key(latent: torch.Tensor, rotary: RotaryTable) -> torch.Tensor:
 
 def make(ratio: int, requests: int = 1) -> Case:
     config, _ = both_configs()
-    module = Compressor(config, ratio, Numerics(quantised=False), BLOCK, torch.float32, {}, "c", 0)
+    module = Compressor(
+        config, ratio, Numerics(quantised=False), BLOCK, torch.float32, {}, "c", Windows.plan(config, 0)
+    )
     weights = fill(module, seed=ratio, prefix="c.")
     frequencies, x = inverse_frequencies(config.compress_rope), normal(1, requests, LENGTH, 32)
     expected = []

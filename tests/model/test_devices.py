@@ -21,6 +21,7 @@ from deepinfer_vllm.models.deepseek_v41.moe import Router
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies, rotate
 from deepinfer_vllm.models.deepseek_v41.topk import ascending, stable_topk
+from deepinfer_vllm.models.deepseek_v41.windows import Windows
 from small_model import both_configs
 
 DEVICE = torch.device("meta")
@@ -88,7 +89,7 @@ def test_paged_rows() -> None:
 
 
 def test_compression(config: Any) -> None:
-    module = Compressor(config, 2, Numerics(quantised=False), 4, torch.float32, {}, "c", 0)
+    module = Compressor(config, 2, Numerics(quantised=False), 4, torch.float32, {}, "c", Windows.plan(config, 0))
     assert on_device(*module.parameters(), module.wgate(torch.ones(T, 32)))
 
 

@@ -20,6 +20,7 @@ from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies, rotate
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
+from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
 class Attention(nn.Module):
@@ -36,7 +37,7 @@ class Attention(nn.Module):
         sources: dict[int, PagedCache],
         prefix: str,
         *,
-        replay_tokens: int,
+        windows: Windows,
         rebuilt: bool,
     ) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class Attention(nn.Module):
         self.wo_b = linear(self.groups * config.o_lora_rank, config.hidden_size, "wo_b")
         self.attn_sink = nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False)
 
-        kept = self.window + (0 if rebuilt else replay_tokens)
+        kept = windows.rebuilt if rebuilt else windows.attention
         self.window_rows = PagedCache(
             f"{prefix}.window", window_spec(block_size, self.head_dim, dtype, kept, rebuilt=rebuilt), registry
         )
@@ -65,7 +66,7 @@ class Attention(nn.Module):
             self.indexer = Indexer(config, role, numerics, f"{prefix}.indexer")
         if role.writes_rows:
             self.compressor = Compressor(
-                config, role.ratio, numerics, block_size, dtype, registry, f"{prefix}.compressor", replay_tokens
+                config, role.ratio, numerics, block_size, dtype, registry, f"{prefix}.compressor", windows
             )
             sources[role.layer_id] = self.compressor.rows
         self._rows = [sources[role.kv_source]] if role.ratio else []  # a list: another layer's module is not a child

@@ -18,6 +18,7 @@ from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, rotate
 from deepinfer_vllm.models.deepseek_v41.step import Step
+from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
 class Compressor(nn.Module):
@@ -32,7 +33,7 @@ class Compressor(nn.Module):
         dtype: torch.dtype,
         registry: dict[str, Any],
         prefix: str,
-        history_tokens: int,
+        windows: Windows,
     ) -> None:
         super().__init__()
         self.ratio, self.head_dim, self.numerics = ratio, config.head_dim, numerics
@@ -46,7 +47,7 @@ class Compressor(nn.Module):
             self.wgate = Float32Linear(config.hidden_size, config.head_dim)
             self.open_group = PagedCache(
                 f"{prefix}.open_group",
-                window_spec(block_size, 2 * config.head_dim, torch.float32, history_tokens + ratio),
+                window_spec(block_size, 2 * config.head_dim, torch.float32, windows.open_group),
                 registry,
             )
         width = config.head_dim + config.index_head_dim

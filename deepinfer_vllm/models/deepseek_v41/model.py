@@ -26,6 +26,7 @@ from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import CHECKPOINT_FILES
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import check, layer_role
+from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
 class DeepseekV41ForCausalLM(nn.Module):
@@ -45,9 +46,10 @@ class DeepseekV41ForCausalLM(nn.Module):
         registry = vllm_config.compilation_config.static_forward_context
         numerics = Numerics(quantised=envs.DEEPINFER_VLLM_NUMERICS == "qat")
         self.replay = config.replay_cut >= 0 and replay.enabled(vllm_config)
+        compat.hook_seeded_sampling()
         if self.replay:
             compat.hook_runner()
-        replay_tokens = config.window if self.replay else 0
+        windows = Windows.plan(config, replay_tokens=config.window if self.replay else 0)
         base = f"{prefix}." if prefix else ""
 
         self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size, prefix=f"{base}embed")
@@ -64,7 +66,7 @@ class DeepseekV41ForCausalLM(nn.Module):
                 registry,
                 sources,
                 f"{name}.attn",
-                replay_tokens=replay_tokens,
+                windows=windows,
                 rebuilt=self.replay and layer_id > config.replay_cut,
             )
             has_engram = config.engram is not None and layer_id in config.engram.layer_ids
@@ -76,7 +78,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.logits_processor = LogitsProcessor(config.vocab_size)
         if config.engram is not None:
             self.history = NgramHistory(
-                config, config.engram, self.directory, block_size, replay_tokens, registry, f"{base}layers"
+                config, config.engram, self.directory, block_size, windows, registry, f"{base}layers"
             )
         announce(self, vllm_config, self.replay)
 

@@ -11,6 +11,7 @@ from deepinfer_vllm.models.deepseek_v41.cache import PagedCache, window_spec
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, EngramConfig, ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram_hash import compressed_vocabulary, hash_layouts, ngram_rows
 from deepinfer_vllm.models.deepseek_v41.step import Step
+from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
 class NgramHistory(nn.Module):
@@ -22,7 +23,7 @@ class NgramHistory(nn.Module):
         engram: EngramConfig,
         directory: Path,
         block_size: int,
-        replay_tokens: int,
+        windows: Windows,
         registry: dict[str, Any],
         prefix: str,
     ) -> None:
@@ -42,7 +43,7 @@ class NgramHistory(nn.Module):
         self.pad = int(token_map[engram.pad_token_id])
         self.ids = PagedCache(
             f"{prefix}.{engram.layer_ids[0]}.engram.history",
-            window_spec(block_size, 1, torch.int32, engram.max_ngram + replay_tokens),
+            window_spec(block_size, 1, torch.int32, windows.history),
             registry,
         )
 
