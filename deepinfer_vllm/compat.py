@@ -164,4 +164,10 @@ def hook_runner() -> None:
 def _batch_facts(runner: Any) -> tuple[list[bool], list[int]]:
     ids = runner.input_batch.req_ids
     starts = runner.deepinfer_first_computed or {}
-    return [i in runner.num_prompt_logprobs for i in ids], [starts.get(i, 0) for i in ids]
+    return [_wants_prompt_logprobs(runner.requests[i]) for i in ids], [starts.get(i, 0) for i in ids]
+
+
+def _wants_prompt_logprobs(request: Any) -> bool:
+    """From its parameters: the runner's own list forgets a request once it has them, and the request may resume."""
+    params = request.sampling_params
+    return params is not None and params.prompt_logprobs is not None

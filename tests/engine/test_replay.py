@@ -94,6 +94,15 @@ def test_prompt_logprobs_keep_every_row(engine: Engine) -> None:
             assert torch.equal(logits.argmax(-1), prompt.argmax.long())
 
 
+def test_prompt_logprobs_keep_every_row_after_preemption(engine: Engine) -> None:
+    prompt = golden_prompts("v41-tiny-a")[4]
+    with engine("v41-tiny-a", replay=True) as backend:
+        preempt_all_every(backend, 6)
+        answer = backend.generate_many([prompt.input_ids.tolist()], 24, prompt_logprobs=0)[0]
+        assert prompt.gen_logits is not None and answer.logits is not None
+        assert (answer.logits - prompt.gen_logits).abs().max() <= MAX_ABS
+
+
 def test_preemption_and_mixed_batches(engine: Engine) -> None:
     prompts = [p.input_ids.tolist() for p in golden_prompts("v41-tiny-a")]
     with engine("v41-tiny-a", replay=True, max_num_batched_tokens=200) as backend:
