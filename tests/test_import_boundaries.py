@@ -25,6 +25,8 @@ LIGHT_MODULES = [
     "deepinfer_vllm.envs",
     "deepinfer_vllm.models.announce",
     "deepinfer_vllm.server_process",
+    "deepinfer_vllm.checkpoint.create",
+    "deepinfer_vllm.models.deepseek_v41.errors",
     "deepinfer_vllm.platforms",
     "deepinfer_vllm.doctor.checks",
     "deepinfer_vllm.doctor.fix",

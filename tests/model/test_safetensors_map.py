@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from deepinfer_vllm.models.deepseek_v41.safetensors_map import find_shard, map_tensor
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
+from deepinfer_vllm.models.deepseek_v41.safetensors_map import check_shards, find_shard, map_tensor
 from small_model import normal
 
 INDEX = "model.safetensors.index.json"
@@ -51,6 +52,44 @@ def test_the_index_decides(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00009-of-00009.safetensors"}}))
     assert find_shard(tmp_path, "a") == tmp_path / "model-00009-of-00009.safetensors"
     assert find_shard(tmp_path, "b") is None
+
+
+@pytest.mark.parametrize(
+    ("keep_bytes", "message"),
+    [
+        (0, r"00002\.safetensors ends within its header \(0 bytes\)\. Fetch"),
+        (5, "ends within its header"),
+        (40, "ends within its header"),
+        (-1, r"00002\.safetensors has \d+ bytes, its header says \d+\. Fetch"),
+    ],
+)
+def test_a_shard_cut_off_is_named(tmp_path: Path, keep_bytes: int, message: str) -> None:
+    two_shards(tmp_path)
+    check_shards(tmp_path)
+    file = tmp_path / "model-00002-of-00002.safetensors"
+    file.write_bytes(file.read_bytes()[:keep_bytes])
+    with pytest.raises(CheckpointError, match=message):
+        check_shards(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        map_tensor(file, "d")
+
+
+@pytest.mark.parametrize(
+    "content", [b"version https://git-lfs\n" * 9, b"\x02" + bytes(7) + b"[]", b"\x02" + bytes(7) + b"{x"]
+)
+def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors (has no|ends within its) .*header .*Fetch the file again"
+    ):
+        check_shards(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{oops", "[]", "{}", '{"weight_map": 3}'])
+def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / INDEX).write_text(content)
+    with pytest.raises(CheckpointError, match=r"index\.json is not an index of shards .*Fetch it again"):
+        find_shard(tmp_path, "a")
 
 
 def test_a_dtype_that_cannot_be_mapped(tmp_path: Path) -> None:

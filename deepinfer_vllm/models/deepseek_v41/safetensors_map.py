@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
+
 CHECKPOINT_FILES = "model*.safetensors"
 """The published shards; other safetensors files in the folder are not weights."""
 
@@ -19,11 +21,23 @@ _DTYPES: dict[str, tuple[type, torch.dtype]] = {
 }
 
 
+def check_shards(directory: Path) -> None:
+    """Raises CheckpointError for a shard that is cut off or otherwise no safetensors file; reads headers only."""
+    for shard in sorted(directory.glob(CHECKPOINT_FILES)):
+        _header(shard)
+
+
 def find_shard(directory: Path, name: str) -> Path | None:
-    """The shard that holds tensor `name`: by the index where there is one, else by each file's header."""
+    """The shard that holds tensor `name`: by the index where there is one, else by each file's header.
+
+    Raises CheckpointError for an index that cannot be read.
+    """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        shard = json.loads(index.read_text())["weight_map"].get(name)
+        try:
+            shard = json.loads(index.read_text())["weight_map"].get(name)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not an index of shards ({error!r}). Fetch it again") from None
         return directory / shard if shard else None
     return next((f for f in sorted(directory.glob(CHECKPOINT_FILES)) if name in _header(f)[0]), None)
 
@@ -45,7 +59,20 @@ def map_tensor(shard: Path, name: str) -> torch.Tensor:
 
 
 def _header(shard: Path) -> tuple[dict[str, dict], int]:  # type: ignore[type-arg]
-    """(entries by tensor name, byte offset of the data); format: 8-byte little-endian length, JSON, data."""
+    """(entries by tensor name, byte offset of the data); format: 8-byte little-endian length, JSON, data.
+
+    Raises CheckpointError when the file does not end where its header says.
+    """
+    size = shard.stat().st_size
     with shard.open("rb") as f:
         length = int.from_bytes(f.read(8), "little")
-        return json.loads(f.read(length)), 8 + length
+        if not 0 < length <= size - 8:
+            raise CheckpointError(f"{shard} ends within its header ({size} bytes). Fetch the file again")
+        try:
+            entries = json.loads(f.read(length))
+            end = 8 + length + max((e["data_offsets"][1] for k, e in entries.items() if k != "__metadata__"), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{shard} has no safetensors header ({error!r}). Fetch the file again") from None
+    if size != end:
+        raise CheckpointError(f"{shard} has {size} bytes, its header says {end}. Fetch the file again")
+    return entries, 8 + length

@@ -1,12 +1,14 @@
 """What vLLM asks of a V4.1 model before any worker starts: can this checkpoint, and this engine, run it?"""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from deepinfer_vllm import compat
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts
 from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
+from deepinfer_vllm.models.deepseek_v41.safetensors_map import check_shards
 from deepinfer_vllm.models.deepseek_v41.topology import check
 from deepinfer_vllm.models.deepseek_v41.weights import checkpoint_directory
 from deepinfer_vllm.models.deepseek_v41.widen import BLOCK
@@ -19,7 +21,7 @@ logger = logging.getLogger("vllm.deepinfer")
 
 
 def verify_model(model_config: Any) -> None:
-    """Check config.json and the Engram tables beside it; take the model out of vLLM's generic MLA handling.
+    """Check config.json, the shards and the Engram tables beside it; take the model out of vLLM's generic MLA handling.
 
     Raises ConfigError or CheckpointError.
     """
@@ -27,6 +29,7 @@ def verify_model(model_config: Any) -> None:
     _take_over_quantisation(model_config)
     config = ModelConfig.from_hf(hf)
     check(config)
+    check_shards(Path(model_config.model))  # nothing is found in what is not a directory
     if config.engram is not None:
         hash_layouts(config.engram)
         open_tables(config, checkpoint_directory(model_config.model, model_config.revision))
