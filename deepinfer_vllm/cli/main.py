@@ -70,3 +70,7 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Entry point of the `deepinfer` script."""
     sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
