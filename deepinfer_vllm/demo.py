@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 
 from deepinfer_vllm.checkpoint.create import create
 from deepinfer_vllm.models.announce import MARK
+from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 from deepinfer_vllm.server_process import ServerError, ServerProcess
 
 NO_THINKING = {"chat_template_kwargs": {"thinking": False}}
@@ -60,7 +61,7 @@ def main(directory: Path, timeout_seconds: float) -> int:
     start = time.monotonic()
     try:
         run(directory, timeout_seconds)
-    except (ServerError, DemoError, openai.OpenAIError) as error:
+    except (ServerError, DemoError, CheckpointError, OSError, openai.OpenAIError) as error:
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -82,6 +82,10 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     (directory / "golden_bf16.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"golden_bf16.safetensors does not exist"):
         golden.read(directory)
+    file = directory / "golden.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"golden.safetensors (cannot be read|does not exist)"):
+        golden.read(directory)
     (directory / "golden.json").write_text("{")
     with pytest.raises(CheckpointError, match="is not JSON"):
         golden.read(directory)

@@ -151,6 +151,27 @@ def test_bad_directories_are_one_line_and_code_2(tmp_path: Path) -> None:
         assert len(result.stderr.splitlines()) == 1
 
 
+def test_weights_may_be_read_by_whoever_may_read_the_config(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        create(tmp_path / "tiny")
+    finally:
+        os.umask(before)
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "tiny").iterdir()} == dict.fromkeys(
+        contents(tmp_path / "tiny"), "0o640"
+    )
+
+
+def test_a_file_that_cannot_be_written_is_one_line_and_code_2(tmp_path: Path) -> None:
+    """A size limit stands for a full disk."""
+    command = 'ulimit -f 64; trap "" XFSZ; exec "$0" -c "from deepinfer_vllm.cli.main import main; main()" "$@"'
+    arguments = [sys.executable, "checkpoint", "tiny", str(tmp_path / "new")]
+    done = subprocess.run(["bash", "-c", command, *arguments], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "model-00001-of-00002.safetensors cannot be written: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_help_has_examples() -> None:
     for command in ("tiny", "verify"):
         result = CliRunner().invoke(app, [command, "--help"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from deepinfer_vllm.checkpoint.limits import Limits, parse_limits
@@ -106,7 +107,10 @@ def _tensors(directory: Path, name: str) -> dict[str, torch.Tensor]:
     path = directory / name
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist, but golden.json lists it")
-    tensors: dict[str, torch.Tensor] = load_file(path)
+    try:
+        tensors: dict[str, torch.Tensor] = load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
     return tensors
 
 

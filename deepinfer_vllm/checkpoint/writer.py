@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from stat import S_IMODE
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_vllm.checkpoint.special_tokens import IMAGE_SPAN_IDS
@@ -23,7 +24,8 @@ def write_checkpoint(directory: Path, config: dict[str, Any], *, seed: int = 0, 
     """Write the checkpoint of a published config; return its number of parameters.
 
     The same config, seed and shard count give the same bytes. The config's `dtype` is that of the weights.
-    Files of the same names are replaced. Raises CheckpointError when `shards` is not positive.
+    Files of the same names are replaced. Raises CheckpointError when `shards` is not positive, OSError when the
+    directory cannot be written or is full.
     """
     if shards < 1:
         raise CheckpointError(f"{shards} shards are too few: at least one is needed")
@@ -39,8 +41,6 @@ def write_checkpoint(directory: Path, config: dict[str, Any], *, seed: int = 0, 
 
 def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: int) -> int:
     """Fill shards in the order of the tensors, each up to an equal share of the parameters."""
-    from safetensors.torch import save_file
-
     specs = list(tensor_specs(config))
     shards = min(shards, len(specs))
     sizes = [_count(spec) for spec in specs]
@@ -53,11 +53,23 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
     for number, part in enumerate(contents, start=1):
         file = f"model-{number:05d}-of-{shards:05d}.safetensors"
         tensors = {spec.name: _values(spec, config, seed) for spec in part}
-        save_file(tensors, directory / file, metadata={"format": "pt"})
+        _save(tensors, directory / file, mode=(directory / "config.json").stat().st_mode)
         weight_map.update(dict.fromkeys(tensors, file))
         size_bytes += sum(t.numel() * t.element_size() for t in tensors.values())
     _write_json(directory / INDEX, {"metadata": {"total_size": size_bytes}, "weight_map": weight_map})
     return total
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path, mode: int) -> None:
+    """As safetensors writes, but readable by whoever may read the other files, and with the errors of other files."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from None
+    path.chmod(S_IMODE(mode))
 
 
 def _count(spec: TensorSpec) -> int:

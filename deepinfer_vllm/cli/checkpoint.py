@@ -1,5 +1,6 @@
 """`deepinfer checkpoint`: write small checkpoints, and verify any against golden values."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,8 +47,11 @@ def verify(
 ) -> None:
     """Compare the model's answers with a checkpoint's golden values. Exits 1 when one is outside its limit.
 
+    Runs on one thread unless OMP_NUM_THREADS is set: golden checkpoints are small.
+
     Example: deepinfer checkpoint verify tests/golden/v41-tiny-a --backend bare
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of a tiny model wait for each other most of the time
     with _one_line_errors("verify"):
         from deepinfer_vllm.checkpoint.verify import run
 

@@ -41,3 +41,12 @@ def test_a_server_that_does_not_come_up_ends_it(tmp_path: Path) -> None:
     assert "weights are random" in done.stdout
     assert "vllm serve did not answer within 0.5 seconds" in done.stderr
     assert f"last lines of {tmp_path / 'demo' / 'server.log'}" in done.stderr
+
+
+def test_a_directory_that_cannot_be_made_ends_it_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert demo.main(tmp_path / "file", timeout_seconds=1) == 1
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("demo: ") and str(tmp_path / "file") in error and "\n" not in error
