@@ -83,6 +83,12 @@ def read(name: str) -> Value:
         ) from None
 
 
+def check() -> None:
+    """Raises ValueError for the first variable whose text is not allowed."""
+    for name in TABLE:
+        read(name)
+
+
 def markdown_table() -> str:
     """The table as docs/configuration.md shows it."""
     rows = [f"| `{v.name}` | {v.allowed} | {v.default} | {v.doc} |" for v in TABLE.values()]

@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_vllm import envs
 from deepinfer_vllm.doctor.ascend import check_ascend
 from deepinfer_vllm.doctor.check import Check, Status
 from deepinfer_vllm.doctor.checks import check_python
 from deepinfer_vllm.doctor.kernels import check_libraries
-from deepinfer_vllm.doctor.plugin import check_entry_point, check_filter, check_model_class, check_registered
+from deepinfer_vllm.doctor.plugin import (
+    check_entry_point,
+    check_filter,
+    check_model_class,
+    check_registered,
+    check_variables,
+)
 from deepinfer_vllm.doctor.probe import Outcome, import_modules
 from deepinfer_vllm.doctor.report import as_table, to_json, worst
 from deepinfer_vllm.doctor.vllm_distribution import VllmDistributions, check_distribution, check_metadata
@@ -151,3 +158,14 @@ def test_report() -> None:
             {"name": "longer", "status": "warn", "found": "2", "remedy": "do this"},
         ],
     }
+
+
+@pytest.mark.parametrize("name", envs.TABLE)
+def test_every_variable_of_ours_is_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in envs.TABLE:
+        monkeypatch.delenv(other, raising=False)
+    assert check_variables() == Check("our variables", Status.OK, "none is set: defaults")
+    monkeypatch.setenv(name, "nonsense")
+    assert check_variables().status == Status.FAIL and f"{name}='nonsense'" in check_variables().found
+    monkeypatch.setenv(name, envs.TABLE[name].default)
+    assert check_variables().found == f"{name}={envs.TABLE[name].default}"

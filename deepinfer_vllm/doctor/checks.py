@@ -7,7 +7,13 @@ from deepinfer_vllm.doctor.ascend import check_ascend
 from deepinfer_vllm.doctor.check import Check, Status
 from deepinfer_vllm.doctor.environment import Environment
 from deepinfer_vllm.doctor.kernels import check_libraries
-from deepinfer_vllm.doctor.plugin import check_entry_point, check_filter, check_model_class, check_registered
+from deepinfer_vllm.doctor.plugin import (
+    check_entry_point,
+    check_filter,
+    check_model_class,
+    check_registered,
+    check_variables,
+)
 from deepinfer_vllm.doctor.probe import Outcome, probe_vllm
 from deepinfer_vllm.doctor.torch_companions import check_companions, find_companions
 from deepinfer_vllm.doctor.vllm_distribution import VllmDistributions, check_distribution, check_metadata, find_vllm
@@ -29,6 +35,7 @@ def run_checks(environment: Environment) -> list[Check]:
         check_probe("model runner", probe["runner"]),
         check_entry_point(environment),
         check_filter(),
+        check_variables(),
         check_registered(probe["plugins"]),
         check_model_class(probe["model"], probe["platform"]),
         *check_libraries(environment, kind),

@@ -39,6 +39,17 @@ def check_filter() -> Check:
     return Check(name, Status.FAIL, f"{allowed!r} leaves {NAME} out", f"add {NAME} to it, or unset VLLM_PLUGINS")
 
 
+def check_variables() -> Check:
+    """Every DEEPINFER_VLLM_* variable must have a value that is allowed."""
+    name = "our variables"
+    try:
+        envs.check()
+    except ValueError as error:
+        return Check(name, Status.FAIL, str(error), "docs/configuration.md lists the variables")
+    given = [f"{variable}={os.environ[variable]}" for variable in envs.TABLE if os.environ.get(variable)]
+    return Check(name, Status.OK, " ".join(given) or "none is set: defaults")
+
+
 def check_registered(plugins: Outcome) -> Check:
     """`plugins`: the names vLLM loaded, after every register() ran."""
     name = "plugin registered"
@@ -56,8 +67,8 @@ def check_model_class(model: Outcome, platform: Outcome) -> Check:
         return Check(name, Status.FAIL, model.text, "see the rows above")
     try:
         wanted = envs.DEEPINFER_VLLM_MODEL
-    except ValueError as error:
-        return Check(name, Status.FAIL, str(error), "docs/configuration.md lists the variables")
+    except ValueError:
+        return Check(name, Status.FAIL, "not known without DEEPINFER_VLLM_MODEL", "see the rows above")
     ours = model.text.startswith("deepinfer_vllm.")
     found = f"{'portable' if ours else 'upstream'}: {model.text}"
     kind = platform.text.split()[0] if platform.ok else "unknown"

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from deepinfer_vllm import compat
+from deepinfer_vllm import compat, envs
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts
 from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
@@ -23,8 +23,9 @@ logger = logging.getLogger("vllm.deepinfer")
 def verify_model(model_config: Any) -> None:
     """Check config.json, the shards and the Engram tables beside it; take the model out of vLLM's generic MLA handling.
 
-    Raises ConfigError or CheckpointError.
+    Raises ConfigError or CheckpointError, and ValueError for an environment variable of ours.
     """
+    envs.check()
     hf = model_config.hf_config
     _take_over_quantisation(model_config)
     config = ModelConfig.from_hf(hf)
