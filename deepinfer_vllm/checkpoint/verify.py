@@ -68,7 +68,10 @@ def run(
 
 
 def _compare(factory: Factory, directory: Path, values: Values, limits: Limits, dtype: str) -> list[Row]:
-    backend = factory(directory, dtype, values.kind)
+    try:
+        backend = factory(directory, dtype, values.kind)
+    except (OSError, ValueError) as error:  # vLLM checks config and files while it builds
+        raise CheckpointError(f"{directory} does not load: {' '.join(str(error).split())}") from error
     try:
         return [row for prompt in values.prompts for row in check_prompt(backend, prompt, limits)]
     finally:

@@ -33,3 +33,13 @@ def test_other_weights_are_outside(tmp_path: Path, capsys: pytest.CaptureFixture
     (directory / "config.json").write_text(json.dumps(config))
     assert run(["checkpoint", "verify", str(directory), "--backend", "bare", "--numerics", "plain"]) == 1
     assert "outside" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_does_not_load_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "cut"
+    shutil.copytree(GOLDEN / "v41-tiny-b", directory)
+    shard = directory / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    assert run(["checkpoint", "verify", str(directory), "--backend", "bare"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "does not load" in error and "model.safetensors" in error
