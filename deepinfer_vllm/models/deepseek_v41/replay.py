@@ -31,12 +31,16 @@ class BatchFacts:
 def enabled(vllm_config: Any) -> bool:
     """Whether prefills may skip rows: by vLLM's --swa-bounded-replay and our variable.
 
-    Only runner V1 is told (by `compat.hook_runner`) what a batch must keep.
+    Only vLLM's own runner V1 is told (by `compat.hook_runner`) what a batch must keep. An out-of-tree platform may
+    bring another runner.
     """
+    from vllm.platforms import current_platform
+
     return bool(
         envs.DEEPINFER_VLLM_DECODER_REPLAY
         and getattr(vllm_config.cache_config, "swa_bounded_replay", True)
         and not vllm_config.use_v2_model_runner
+        and not current_platform.is_out_of_tree()
     )
 
 
