@@ -17,9 +17,9 @@ from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts, ngram_r
 from deepinfer_vllm.models.deepseek_v41.engram_table import EngramTable
 from deepinfer_vllm.models.deepseek_v41.gather_attention import gather_attention
 from deepinfer_vllm.models.deepseek_v41.mhc import HyperConnection, collapse, expand
-from deepinfer_vllm.models.deepseek_v41.moe import Router
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies, rotate
+from deepinfer_vllm.models.deepseek_v41.router import Router
 from deepinfer_vllm.models.deepseek_v41.topk import ascending, stable_topk
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
 from small_model import both_configs

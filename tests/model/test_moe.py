@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from deepinfer_vllm.models.deepseek_v41.moe import Experts, MoE, swiglu
+from deepinfer_vllm.models.deepseek_v41.experts import Experts, swiglu
+from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from reference import moe as reference
 from small_model import both_configs, fill, generator, normal
 

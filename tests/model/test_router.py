@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from deepinfer_vllm.models.deepseek_v41.moe import Router
+from deepinfer_vllm.models.deepseek_v41.router import Router
 from reference import moe as reference
 from small_model import both_configs, fill, normal
 
