@@ -8,12 +8,6 @@ from pathlib import Path
 
 import pytest
 
-# To be removed with the merge of deepinfer_vllm/compat.py: until then there is no model to register.
-try:
-    from deepinfer_vllm import compat  # noqa: F401
-except ImportError:
-    pytest.skip("deepinfer_vllm.compat is not here yet", allow_module_level=True)
-
 
 @pytest.mark.vllm
 def test_every_check_passes_here() -> None:
