@@ -5,12 +5,14 @@
 | `hook_model_config` | 0.32, 0.33 | per-architecture config hooks are a private dict | vLLM registers them |
 | `refuse_prompt_embeds` | 0.32, 0.33 | a model cannot say that it needs token ids | vLLM asks it |
 | `hook_seeded_sampling` | 0.32, 0.33, runner V1 | CPU generators have no offset to rewind by | vLLM needs none |
+| `provide_torch_kernels` | 0.32 (refusal), 0.33 | V2 needs Triton, which CPUs have not | vLLM's V2 runs there |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 """
 
 from deepinfer_vllm.compat.model_config import hook_model_config
 from deepinfer_vllm.compat.prompt_embeds import refuse_prompt_embeds
 from deepinfer_vllm.compat.runner_facts import BATCH_FACTS, hook_runner
+from deepinfer_vllm.compat.runner_v2 import provide_torch_kernels
 from deepinfer_vllm.compat.seeded_sampling import hook_seeded_sampling
 
 __all__ = [
@@ -18,5 +20,6 @@ __all__ = [
     "hook_model_config",
     "hook_runner",
     "hook_seeded_sampling",
+    "provide_torch_kernels",
     "refuse_prompt_embeds",
 ]

@@ -1,0 +1,119 @@
+"""What runner V2 feeds a step: token ids, positions, lengths, and where the logits lie. R requests, T tokens."""
+
+import numpy as np
+import torch
+
+
+def prepare_prefill_inputs(
+    input_ids_ptr: torch.Tensor,
+    next_prefill_tokens_ptr: torch.Tensor,
+    next_prefill_tokens_stride: int,
+    num_lookahead: int,
+    idx_mapping_ptr: torch.Tensor,
+    query_start_loc_ptr: torch.Tensor,
+    all_token_ids_ptr: torch.Tensor,
+    all_token_ids_stride: int,
+    prefill_lens_ptr: torch.Tensor,
+    num_computed_tokens_ptr: torch.Tensor,
+    BLOCK_SIZE: int,
+    LOOKAHEAD_BLOCK: int,
+) -> None:
+    """Copy the tokens of requests that still prefill into input_ids [T], and the `num_lookahead` after them into
+    next_prefill_tokens [lookahead, all requests], 0 past the prompt."""
+    ids, ahead, tokens = input_ids_ptr.numpy(), next_prefill_tokens_ptr.numpy(), all_token_ids_ptr.numpy()
+    bounds = query_start_loc_ptr.tolist()
+    for i, request in enumerate(idx_mapping_ptr.tolist()):
+        length, start = int(prefill_lens_ptr[request]), int(num_computed_tokens_ptr[request])
+        if start >= length:
+            continue
+        end = start + bounds[i + 1] - bounds[i]
+        ids[bounds[i] : bounds[i + 1]] = tokens[request, start:end]
+        following = tokens[request, end : min(end + num_lookahead, length)]
+        ahead[:num_lookahead, request] = 0
+        ahead[: len(following), request] = following
+
+
+def prepare_pos_seq_lens(
+    pos_ptr: torch.Tensor,
+    seq_lens_ptr: torch.Tensor,
+    idx_mapping_ptr: torch.Tensor,
+    query_start_loc_ptr: torch.Tensor,
+    num_computed_tokens_ptr: torch.Tensor,
+    max_num_reqs: int,
+    BLOCK_SIZE: int,
+) -> None:
+    """Write positions [T] and the length each request will have [max_num_reqs], 0 past the batch."""
+    requests = idx_mapping_ptr.numpy()
+    count = len(requests)
+    bounds = query_start_loc_ptr.numpy()[: count + 1]
+    computed, lengths = num_computed_tokens_ptr.numpy()[requests], np.diff(bounds)
+    seq_lens = seq_lens_ptr.numpy()
+    seq_lens[:count] = computed + lengths
+    seq_lens[count:max_num_reqs] = 0
+    first, last = int(bounds[0]), int(bounds[-1])
+    pos_ptr.numpy()[first:last] = np.arange(first, last) + np.repeat(computed - bounds[:-1], lengths)
+
+
+def combine_sampled_and_draft_tokens(
+    input_ids_ptr: torch.Tensor,
+    idx_mapping_ptr: torch.Tensor,
+    last_sampled_tokens_ptr: torch.Tensor,
+    query_start_loc_ptr: torch.Tensor,
+    seq_lens_ptr: torch.Tensor,
+    prefill_len_ptr: torch.Tensor,
+    draft_tokens_ptr: torch.Tensor,
+    draft_tokens_stride: int,
+    cu_num_logits_ptr: torch.Tensor,
+    logits_indices_ptr: torch.Tensor,
+    BLOCK_SIZE: int,
+    NUM_NEW_SAMPLED_TOKENS: int = 1,
+) -> None:
+    """Write which rows of the batch need logits, logits_indices [logits], and, for requests past their prompt, the
+    last sampled and the draft tokens into input_ids [T]."""
+    ids, indices = input_ids_ptr.numpy(), logits_indices_ptr.numpy()
+    requests = idx_mapping_ptr.tolist()
+    ends, logits_bounds = query_start_loc_ptr.tolist()[1:], cu_num_logits_ptr.tolist()
+    lengths = seq_lens_ptr.tolist()
+    for i, request in enumerate(requests):
+        end, logits = ends[i], logits_bounds[i + 1] - logits_bounds[i]
+        indices[logits_bounds[i] : logits_bounds[i + 1]] = np.arange(end - logits, end)
+        prefill = int(prefill_len_ptr[request])
+        if lengths[i] <= prefill:
+            continue
+        if NUM_NEW_SAMPLED_TOKENS > 0 and lengths[i] - logits >= prefill:
+            ids[end - logits] = last_sampled_tokens_ptr[request]
+        drafts = logits - NUM_NEW_SAMPLED_TOKENS
+        if drafts > 0:
+            ids[end - drafts : end] = draft_tokens_ptr[request, :drafts].numpy()
+
+
+def get_num_sampled_and_rejected(
+    num_sampled_ptr: torch.Tensor,
+    num_rejected_ptr: torch.Tensor,
+    seq_lens_ptr: torch.Tensor,
+    cu_num_logits_ptr: torch.Tensor,
+    idx_mapping_ptr: torch.Tensor,
+    prefill_len_ptr: torch.Tensor,
+) -> None:
+    """Correct num_sampled [R] and write num_rejected [R]: both 0 while a prompt is incomplete."""
+    requests = idx_mapping_ptr.numpy()
+    count = len(requests)
+    complete = seq_lens_ptr.numpy()[:count] >= prefill_len_ptr.numpy()[requests]
+    sampled = num_sampled_ptr.numpy()
+    sampled[:count] *= complete
+    num_rejected_ptr.numpy()[:count] = (np.diff(cu_num_logits_ptr.numpy()[: count + 1]) - sampled[:count]) * complete
+
+
+def expand_idx_mapping(
+    idx_mapping_ptr: torch.Tensor,
+    expanded_idx_mapping_ptr: torch.Tensor,
+    expanded_local_pos_ptr: torch.Tensor,
+    cu_num_logits_ptr: torch.Tensor,
+    BLOCK_SIZE: int,
+) -> None:
+    """Write, for each row of logits, its request's index and its place among the request's rows."""
+    requests = idx_mapping_ptr.numpy()
+    bounds = cu_num_logits_ptr.numpy()[: len(requests) + 1]
+    counts, rows = np.diff(bounds), slice(int(bounds[0]), int(bounds[-1]))
+    expanded_idx_mapping_ptr.numpy()[rows] = np.repeat(requests, counts)
+    expanded_local_pos_ptr.numpy()[rows] = np.arange(rows.start, rows.stop) - np.repeat(bounds[:-1], counts)

@@ -1,0 +1,61 @@
+"""Which function stands for which kernel of vLLM, and whether it fits the vLLM that is installed."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_V2 = "vllm.v1.worker.gpu"
+_HERE = "deepinfer_vllm.torch_kernels"
+
+KERNELS: dict[str, str] = {
+    f"{_V2}.{kernel}": f"{_HERE}.{function}"
+    for kernel, function in {
+        "block_table._compute_slot_mappings_kernel": "block_tables:compute_slot_mappings",
+        "block_table._gather_block_tables_kernel": "block_tables:gather_block_tables",
+        "buffer_utils._apply_write_kernel": "buffers:apply_write",
+        "input_batch._combine_sampled_and_draft_tokens_kernel": "input_batch:combine_sampled_and_draft_tokens",
+        "input_batch._expand_idx_mapping_kernel": "input_batch:expand_idx_mapping",
+        "input_batch._get_num_sampled_and_rejected_kernel": "input_batch:get_num_sampled_and_rejected",
+        "input_batch._post_update_kernel": "post_update:post_update",
+        "input_batch._post_update_num_computed_tokens_kernel": "post_update:post_update_num_computed_tokens",
+        "input_batch._prepare_pos_seq_lens_kernel": "input_batch:prepare_pos_seq_lens",
+        "input_batch._prepare_prefill_inputs_kernel": "input_batch:prepare_prefill_inputs",
+        "sample.gumbel._gumbel_sample_kernel": "gumbel:gumbel_sample",
+        "sample.gumbel._temperature_kernel": "logits:temperature",
+        "sample.min_p._min_p_kernel": "logits:min_p",
+    }.items()
+}
+"""Kernel to "module:function". A kernel that is not here, or does not fit, is named when it is launched."""
+
+
+def takes_grid(function: Function) -> Function:
+    """Mark a function whose first parameter is the launch grid, a tuple of ints."""
+    function.takes_grid = True  # type: ignore[attr-defined]
+    return function
+
+
+def load(target: str) -> Callable[..., Any]:
+    """Import "module:function"."""
+    module, _, name = target.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def fits(kernel_parameters: tuple[str, ...], function: Callable[..., Any]) -> bool:
+    """Whether launches of a kernel with these parameters reach the right ones of the function.
+
+    vLLM gives the constants, in capitals, by name and everything else by position. What a kernel of another vLLM does
+    not have must have a default here.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[getattr(function, "takes_grid", False) :]
+    names = [p.name for p in parameters]
+    positional = [name for name in kernel_parameters if not name.isupper()]
+    absent = [p for p in parameters if p.name not in kernel_parameters]
+    return (
+        names[: len(positional)] == positional
+        and set(kernel_parameters) <= set(names)
+        and all(p.default is not p.empty for p in absent)
+    )
