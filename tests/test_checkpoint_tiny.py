@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -96,6 +97,28 @@ def test_other_depths_are_legal(layers: int) -> None:
     assert_legal(config)
     assert config["text_config"]["num_hidden_layers"] == layers
     assert set(config["text_config"]["compress_ratios"]) == {0, 1, 2}
+
+
+def test_mid_is_legal_and_as_large_as_it_says() -> None:
+    config = preset("mid").published()
+    assert_legal(config)
+    text = config["text_config"]
+    sizes = {spec.name: math.prod(spec.shape) for spec in tensor_specs(config)}
+    read_by_row = {name for name in sizes if name == "embed.weight" or ".engram.embed." in name}
+    routed = {name for name in sizes if ".experts." in name}
+    share = text["num_experts_per_tok"] / text["n_routed_experts"]
+    active = sum(n * (share if name in routed else 1) for name, n in sizes.items() if name not in read_by_row)
+    assert 1.1e9 < sum(sizes.values()) < 1.3e9 and 0.27e9 < active < 0.33e9
+    source, layers = text["candidate_source_layer_id"], text["num_hidden_layers"]
+    assert source == max(text["kv_source_layer_ids"]) == layers // 2
+    assert text["candidate_topk_blocks"] * text["candidate_block_size"] < text["max_position_embeddings"]
+
+
+def test_progress_ends_at_the_number_of_parameters(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    made = create(tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(set(told)) and {total for _, total in told} == {made.parameters}
+    assert told[-1][0] == made.parameters and len(told) > 100
 
 
 def test_greedy_answers_are_not_degenerate(tiny: Path) -> None:

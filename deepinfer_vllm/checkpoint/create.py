@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer_vllm.checkpoint.presets import preset
-from deepinfer_vllm.checkpoint.writer import DTYPES, INDEX, write_checkpoint
+from deepinfer_vllm.checkpoint.writer import DTYPES, INDEX, Progress, write_checkpoint
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
 
@@ -26,6 +26,7 @@ def create(
     shards: int = 2,
     dtype: str = "bf16",
     force: bool = False,
+    progress: Progress | None = None,
 ) -> Created:
     """Write a checkpoint of random weights.
 
@@ -38,7 +39,7 @@ def create(
         raise CheckpointError(f"seed {seed} is negative: give 0 or more")
     config = preset(name, layers).published(DTYPES[dtype])
     _make_room(directory, force)
-    parameters = write_checkpoint(directory, config, seed=seed, shards=shards)
+    parameters = write_checkpoint(directory, config, seed=seed, shards=shards, progress=progress)
     return Created(directory, parameters, sum(file.stat().st_size for file in directory.iterdir() if file.is_file()))
 
 

@@ -7,7 +7,36 @@ from dataclasses import replace
 from deepinfer_vllm.checkpoint.config import TextConfig
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
-PRESETS = {"tiny": TextConfig()}
+MID = TextConfig(
+    vocab_size=32768,
+    hidden_size=1024,
+    moe_intermediate_size=512,
+    num_hidden_layers=16,
+    num_attention_heads=16,
+    head_dim=256,
+    qk_rope_head_dim=32,
+    q_lora_rank=256,
+    o_lora_rank=256,
+    max_position_embeddings=65536,
+    rope_original_positions=4096,
+    n_routed_experts=40,
+    num_experts_per_tok=6,
+    compress_ratios=(0, 0, *(2,) * 6, *(1,) * 8),
+    kv_source_layer_ids=(2, 5, 8),
+    index_source_layer_ids=(2, 5, 8, 12),
+    index_head_dim=64,
+    index_topk=256,
+    candidate_source_layer_id=8,
+    candidate_topk_blocks=1024,
+    engram_layer_ids=(1, 5),
+    engram_vocab_size=16384,
+    engram_n_heads=4,
+    engram_head_dim=64,
+)
+"""The release's proportions at a fifth of its width: 0.3 G of 1.1 G parameters are active for a token, half of the
+layers lie past the last KV source, and everything that a long prompt switches on fits 65536 positions."""
+
+PRESETS = {"tiny": TextConfig(), "mid": MID}
 FEWEST_LAYERS = 4
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,13 @@ DTYPES = {"bf16": "bfloat16", "float32": "float32"}
 INDEX = "model.safetensors.index.json"
 
 
-def write_checkpoint(directory: Path, config: dict[str, Any], *, seed: int = 0, shards: int = 2) -> int:
+Progress = Callable[[int, int], None]
+"""Told (parameters drawn so far, all of them) after every tensor."""
+
+
+def write_checkpoint(
+    directory: Path, config: dict[str, Any], *, seed: int = 0, shards: int = 2, progress: Progress | None = None
+) -> int:
     """Write the checkpoint of a published config; return its number of parameters.
 
     The same config, seed and shard count give the same bytes. The config's `dtype` is that of the weights.
@@ -36,10 +43,10 @@ def write_checkpoint(directory: Path, config: dict[str, Any], *, seed: int = 0, 
     _write_json(directory / "config.json", config)
     generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(directory / "generation_config.json", {**generation, "do_sample": True, "temperature": 1.0})
-    return _write_weights(directory, config, seed, shards)
+    return _write_weights(directory, config, seed, shards, progress)
 
 
-def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: int) -> int:
+def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: int, progress: Progress | None) -> int:
     """Fill shards in the order of the tensors, each up to an equal share of the parameters."""
     specs = list(tensor_specs(config))
     shards = min(shards, len(specs))
@@ -49,10 +56,15 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
     for spec, size in zip(specs, sizes, strict=True):
         contents[before * shards // total].append(spec)
         before += size
-    weight_map, size_bytes = {}, 0
+    weight_map, size_bytes, drawn = {}, 0, 0
     for number, part in enumerate(contents, start=1):
         file = f"model-{number:05d}-of-{shards:05d}.safetensors"
-        tensors = {spec.name: _values(spec, config, seed) for spec in part}
+        tensors = {}
+        for spec in part:
+            tensors[spec.name] = _values(spec, config, seed)
+            drawn += _count(spec)
+            if progress is not None:
+                progress(drawn, total)
         _save(tensors, directory / file, mode=(directory / "config.json").stat().st_mode)
         weight_map.update(dict.fromkeys(tensors, file))
         size_bytes += sum(t.numel() * t.element_size() for t in tensors.values())
