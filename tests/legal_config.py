@@ -25,7 +25,8 @@ def assert_legal(config: dict[str, Any]) -> None:
     assert text["engram_layer_ids"] == sorted(set(text["engram_layer_ids"]))
     assert all(0 <= layer < layers for layer in text["engram_layer_ids"])
     assert len(text["engram_num_embeddings"]) == len(text["engram_layer_ids"])
-    assert text["num_nextn_predict_layers"] == 0
+    if text["num_nextn_predict_layers"]:
+        _assert_draft_legal(text)
     assert config["image_token_id"] < text["vocab_size"]
 
 
@@ -37,3 +38,12 @@ def _assert_candidates_legal(text: dict[str, Any]) -> None:
     assert source in index
     assert {ratios[layer] for layer in index if layer >= source} == {ratios[source]}
     assert text["candidate_topk_blocks"] > 0 and text["candidate_block_size"] > 0
+
+
+def _assert_draft_legal(text: dict[str, Any]) -> None:
+    targets = text["dspark_target_layer_ids"]
+    assert targets and targets == sorted(set(targets))
+    assert all(0 <= layer < text["num_hidden_layers"] for layer in targets)
+    assert 1 <= text["dspark_num_experts_per_tok"] <= text["dspark_n_routed_experts"]
+    assert text["dspark_markov_rank"] > 0 and text["dspark_block_size"] > 0
+    assert 0 <= text["dspark_noise_token_id"] < text["vocab_size"]

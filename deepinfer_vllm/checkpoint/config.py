@@ -55,6 +55,11 @@ class TextConfig:
     engram_n_heads: int = 2
     engram_head_dim: int = 32
     engram_pad_token_id: int = 2
+    num_nextn_predict_layers: int = 0
+    dspark_block_size: int = 5
+    dspark_markov_rank: int = 32
+    dspark_n_routed_experts: int = 4
+    dspark_num_experts_per_tok: int = 2
     extra: dict[str, Any] = field(default_factory=dict)  # further keys of `text_config`
 
     def published(self, dtype: str = "bfloat16") -> dict[str, Any]:
@@ -108,12 +113,7 @@ class TextConfig:
             "topk_method": "noaux_tc",
             "engram_num_embeddings": [sum(map(sum, layer)) for layer in primes],
             "engram_compressed_vocab_size": compressed_vocabulary,
-            "num_nextn_predict_layers": 0,
-            "dspark_block_size": 5,
             "dspark_noise_token_id": noise_token,
             "dspark_target_layer_ids": list(range(max(0, layers - 3), layers)),
-            "dspark_markov_rank": 32,
-            "dspark_n_routed_experts": self.n_routed_experts,
-            "dspark_num_experts_per_tok": self.num_experts_per_tok,
             **extra,
         }

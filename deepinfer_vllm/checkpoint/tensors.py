@@ -1,4 +1,4 @@
-"""Names, shapes and initial distributions of the text model's tensors, in the published naming."""
+"""Names, shapes and initial distributions of the tensors of text model and draft layers, in the published naming."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TensorSpec:
 
 
 def tensor_specs(config: dict[str, Any]) -> Iterator[TensorSpec]:
-    """All tensors of a published config (the nested dict of `config.json`); no vision, no draft layers.
+    """All tensors of a published config (the nested dict of `config.json`); no vision.
 
     Standard deviations are chosen so that logits spread by about 4 and no part of the model is without effect.
     """
@@ -28,20 +28,43 @@ def tensor_specs(config: dict[str, Any]) -> Iterator[TensorSpec]:
     yield TensorSpec("embed.weight", (vocabulary, hidden), 1.5)
     for layer in range(text["num_hidden_layers"]):
         prefix = f"layers.{layer}"
-        yield _norm(f"{prefix}.attn_norm", hidden)
-        yield _norm(f"{prefix}.ffn_norm", hidden)
-        yield from _hyper_connections(prefix, text)
-        yield from _attention(f"{prefix}.attn", text)
+        yield from _layer(prefix, text)
         if layer in text["kv_source_layer_ids"]:
             yield from _kv_source(f"{prefix}.attn", text, text["compress_ratios"][layer])
         if layer in text["index_source_layer_ids"]:
             yield from _index_source(f"{prefix}.attn.indexer", text)
-        yield from _experts(f"{prefix}.ffn", text)
+        yield from _experts(f"{prefix}.ffn", text, text["n_routed_experts"])
         if layer in text["engram_layer_ids"]:
             rows = text["engram_num_embeddings"][text["engram_layer_ids"].index(layer)]
             yield from _engram(f"{prefix}.engram", text, rows)
     yield _norm("norm", hidden)
     yield TensorSpec("head.weight", (vocabulary, hidden), 4 * hidden**-0.5)
+    yield from _draft(text)
+
+
+def _layer(prefix: str, text: dict[str, Any]) -> Iterator[TensorSpec]:
+    """What every layer has, but for its experts."""
+    yield _norm(f"{prefix}.attn_norm", text["hidden_size"])
+    yield _norm(f"{prefix}.ffn_norm", text["hidden_size"])
+    yield from _hyper_connections(prefix, text)
+    yield from _attention(f"{prefix}.attn", text)
+
+
+def _draft(text: dict[str, Any]) -> Iterator[TensorSpec]:
+    """DSpark's layers. The first also carries the projection of the target's states, the last the heads."""
+    hidden, vocabulary, layers = text["hidden_size"], text["vocab_size"], text["num_nextn_predict_layers"]
+    if not layers:
+        return
+    yield _linear("mtp.0.main_proj", hidden, hidden * len(text["dspark_target_layer_ids"]))
+    yield _norm("mtp.0.main_norm", hidden)
+    for layer in range(layers):
+        yield from _layer(f"mtp.{layer}", text)
+        yield from _experts(f"mtp.{layer}.ffn", text, text["dspark_n_routed_experts"])
+    last, rank = f"mtp.{layers - 1}", text["dspark_markov_rank"]
+    yield _norm(f"{last}.norm", hidden)
+    yield TensorSpec(f"{last}.markov_head.embed.weight", (vocabulary, rank), 1.0)
+    yield _linear(f"{last}.markov_head.head", vocabulary, rank, gain=2.0)
+    yield _linear(f"{last}.confidence_head.proj", 1, hidden + rank)
 
 
 def _norm(name: str, size: int) -> TensorSpec:
@@ -90,8 +113,8 @@ def _index_source(prefix: str, text: dict[str, Any]) -> Iterator[TensorSpec]:
     yield _linear(f"{prefix}.weights_proj", heads, text["hidden_size"])
 
 
-def _experts(prefix: str, text: dict[str, Any]) -> Iterator[TensorSpec]:
-    hidden, inner, count = text["hidden_size"], text["moe_intermediate_size"], text["n_routed_experts"]
+def _experts(prefix: str, text: dict[str, Any], count: int) -> Iterator[TensorSpec]:
+    hidden, inner = text["hidden_size"], text["moe_intermediate_size"]
     yield _linear(f"{prefix}.gate", count, hidden, gain=1.5)
     yield TensorSpec(f"{prefix}.gate.bias", (count,), 0.25, is_float32=True)
     yield TensorSpec(f"{prefix}.gate.bias_vl", (count,), 0.25, is_float32=True)

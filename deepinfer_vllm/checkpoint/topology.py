@@ -74,6 +74,12 @@ def random_text_config(seed: int) -> TextConfig:
         engram_n_heads=rng.randint(1, 3),
         engram_head_dim=rng.choice([16, 32]),
         engram_pad_token_id=rng.choice([2, 2, 5]),
+        num_nextn_predict_layers=rng.randint(1, 3),
+        dspark_block_size=rng.randint(1, 7),
+        dspark_markov_rank=rng.choice([8, 16]),
+        dspark_n_routed_experts=rng.choice([3, 5]),
+        dspark_num_experts_per_tok=rng.randint(1, 3),
+        extra={"dspark_target_layer_ids": sorted(rng.sample(range(layers), rng.randint(1, 3)))},
     )
 
 

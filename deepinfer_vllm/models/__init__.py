@@ -3,7 +3,10 @@
 from deepinfer_vllm import compat, envs
 
 ARCHITECTURE = "DeepseekV41ForCausalLM"
-PORTABLE_CLASS = "deepinfer_vllm.models.deepseek_v41:DeepseekV41ForCausalLM"
+PORTABLE_CLASSES = {
+    ARCHITECTURE: "deepinfer_vllm.models.deepseek_v41:DeepseekV41ForCausalLM",
+    "DSparkV41DraftModel": "deepinfer_vllm.models.deepseek_v41:DSparkV41DraftModel",
+}
 
 
 def uses_portable_model() -> bool:
@@ -25,5 +28,6 @@ def register_models() -> None:
         return
     from vllm import ModelRegistry
 
-    ModelRegistry.register_model(ARCHITECTURE, PORTABLE_CLASS)
+    for architecture, portable in PORTABLE_CLASSES.items():
+        ModelRegistry.register_model(architecture, portable)
     compat.hook_model_config(ARCHITECTURE, "deepinfer_vllm.models.deepseek_v41.verify_config")

@@ -1,12 +1,13 @@
-"""A plain reference of the DeepSeek-V4.1 text model, written from its formulas.
+"""A plain reference of the DeepSeek-V4.1 text model and its DSpark draft layers, written from their formulas.
 
 The whole prompt is computed at once, in float64 unless told otherwise: no cache, no batching, no
-vLLM. Speed does not matter here, being readable does. Vision, DSpark and activation quantisation
-are out of scope.
+vLLM. Speed does not matter here, being readable does. Vision and activation quantisation are out of
+scope.
 """
 
 from reference.config import Config
+from reference.dspark import Draft, DraftReference
 from reference.model import Reference, load
 from reference.output import Output
 
-__all__ = ["Config", "Output", "Reference", "load"]
+__all__ = ["Config", "Draft", "DraftReference", "Output", "Reference", "load"]

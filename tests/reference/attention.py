@@ -49,12 +49,12 @@ def attention(
         kv = torch.cat([shared.rows[config.kv_source(layer)], kv])
         allowed = torch.cat([shared.chosen[config.index_source(layer)], allowed], dim=1)
 
-    out = _attend(query, kv, allowed, weights[f"{prefix}.attn_sink"])
+    out = attend(query, kv, allowed, weights[f"{prefix}.attn_sink"])
     out = rotate(out, positions, freqs, inverse=True)
-    return _project_out(out, weights[f"{prefix}.wo_a.weight"], weights[f"{prefix}.wo_b.weight"], config.o_groups)
+    return project_out(out, weights[f"{prefix}.wo_a.weight"], weights[f"{prefix}.wo_b.weight"], config.o_groups)
 
 
-def _attend(query: torch.Tensor, kv: torch.Tensor, allowed: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+def attend(query: torch.Tensor, kv: torch.Tensor, allowed: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     """query [T, H, d], kv [N, d] both key and value, allowed [T, N], sink [H] -> [T, H, d].
 
     The sink is one more logit in the softmax whose value is zero.
@@ -65,7 +65,7 @@ def _attend(query: torch.Tensor, kv: torch.Tensor, allowed: torch.Tensor, sink: 
     return torch.einsum("thn,nd->thd", torch.softmax(with_sink, dim=-1)[..., :-1], kv)
 
 
-def _project_out(out: torch.Tensor, wo_a: torch.Tensor, wo_b: torch.Tensor, groups: int) -> torch.Tensor:
+def project_out(out: torch.Tensor, wo_a: torch.Tensor, wo_b: torch.Tensor, groups: int) -> torch.Tensor:
     """Each group of heads has its own down-projection wo_a; wo_b mixes the groups."""
     grouped = out.flatten(1).unflatten(1, (groups, -1))
     low = torch.einsum("tgi,goi->tgo", grouped, wo_a.unflatten(0, (groups, -1)))

@@ -52,6 +52,11 @@ class Config:
     engram_head_dim: int = 0
     engram_pad_token_id: int = 0
     engram_compressed_vocab_size: int = 0
+    num_nextn_predict_layers: int = 0
+    dspark_noise_token_id: int = 0
+    dspark_target_layer_ids: tuple[int, ...] = ()
+    dspark_n_routed_experts: int = 0
+    dspark_num_experts_per_tok: int = 0
     topk_method: str | None = None
     gate_temp: float = 1.0
     swiglu_limit: float = 0.0

@@ -55,8 +55,9 @@ class Reference:
         pre = torch.zeros(len(ids), config.hc_mult, dtype=dtype)
         pre[:, 0] = 1
         shared = Shared(replay_from=replay_from)
-        hidden, pre_mix, last, router_ids, router_weights = [embedded], [], [], [], []
+        hidden, pre_mix, last, means, router_ids, router_weights = [embedded], [], [], [], [], []
         for layer in range(config.num_hidden_layers):
+            means.append(streams.mean(1))
             if layer in hashes:
                 streams = engram(streams, hashes[layer], layer, weights, config)
             mix = self._mixes(streams, layer, "attn", weights)
@@ -81,6 +82,7 @@ class Reference:
             hidden_states=torch.stack(hidden),
             pre_mix=torch.stack(pre_mix),
             streams_last=torch.stack(last),
+            stream_means=torch.stack(means),
             router_ids=torch.stack(router_ids),
             router_weights=torch.stack(router_weights),
             index_topk={layer: as_sets(chosen) for layer, chosen in shared.chosen.items()},

@@ -15,6 +15,7 @@ class Output:
     hidden_states: torch.Tensor  # [L + 2, T, D]: embedding, collapsed after each layer, after the final norm
     pre_mix: torch.Tensor  # [L, T, M]: the mix that each layer's FFN hands on
     streams_last: torch.Tensor  # [L, M, D]: the streams after each layer, last token
+    stream_means: torch.Tensor  # [L, T, D]: the mean of the streams as they come to each layer, before Engram
     router_ids: torch.Tensor  # [L, T, k]
     router_weights: torch.Tensor  # [L, T, k]
     index_topk: dict[int, list[set[int]]] = field(default_factory=dict)  # index source -> rows of each token

@@ -73,10 +73,13 @@ class Attention(nn.Module):
         rope = config.compress_rope if role.ratio else config.main_rope
         self.register_buffer("frequencies", inverse_frequencies(rope), persistent=False)
 
+    def latent(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The window rows [T, head_dim] of x [T, hidden] at positions [T]."""
+        return self.numerics.window(rotate(self.kv_norm(self.wkv(x)), RotaryTable(positions, self.frequencies)))
+
     def write(self, x: torch.Tensor, step: Step) -> None:
         """Store what later tokens and layers read of x [T, hidden]."""
-        latent = rotate(self.kv_norm(self.wkv(x)), RotaryTable(step.positions, self.frequencies))
-        step.write(self.window_rows, self.numerics.window(latent))
+        step.write(self.window_rows, self.latent(x, step.positions))
         if self.role.writes_rows:
             self.compressor(x, step, self.frequencies, self.indexer.key)
 
@@ -92,26 +95,25 @@ class Attention(nn.Module):
 
     def _gathered(self, query: torch.Tensor, step: Step) -> torch.Tensor:
         """Attention [T, H, D] float32, a chunk of tokens at a time."""
-        back = torch.arange(min(self.window, max(step.seq_lens)) - 1, -1, -1, device=query.device)
         compressed = step.selected if self.role.ratio else None
-        num_rows = len(back) + (0 if compressed is None else compressed.shape[1])
+        num_rows = step.window_width(self.window) + (0 if compressed is None else compressed.shape[1])
         chunk = tokens_per_chunk(num_rows, self.heads, self.head_dim)
         out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
         for low in range(0, step.num_tokens, chunk):
             part = slice(low, low + chunk)
-            rows, valid = self._window(back, part, step)
+            rows, valid = self._window(part, step)
             if compressed is not None:
                 more, more_valid = self._compressed(compressed[part], part, step)
                 rows, valid = torch.cat((rows, more), dim=1), torch.cat((valid, more_valid), dim=1)
             out[part] = gather_attention(query[part], rows, valid, self.attn_sink, self.scale)
         return out
 
-    def _window(self, back: torch.Tensor, part: slice, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    def _window(self, part: slice, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """Window rows [t, W, D] and which of them count. A row that does not is the token's own, so always finite."""
         position, request = step.positions[part].unsqueeze(-1), step.request[part].unsqueeze(-1)
-        index = position - back
-        floor = 0 if step.window_floor is None or not self.skips_rows else step.window_floor[request]
-        valid = index >= floor
+        index, valid = step.window_rows(self.window, part)
+        if step.window_floor is not None and self.skips_rows:
+            valid = valid & (index >= step.window_floor[request])
         index = torch.where(valid, index, position)
         return self.window_rows.read(step.tables[self.window_rows.name], request, index), valid
 

@@ -57,6 +57,13 @@ class PagedCache(nn.Module, AttentionLayerBase):
         block = table[request, row // self.rows_per_block].long()
         return self.kv_cache[..., :width][block, row % self.rows_per_block]
 
+    def write_slots(self, slots: torch.Tensor, values: torch.Tensor) -> None:
+        """Store values [n, width] at slots [n] int64, block * rows per block + row in it; a negative one is skipped."""
+        kept = slots >= 0
+        slots = slots[kept]
+        values = values[kept].to(self.kv_cache.dtype)
+        self.kv_cache[slots // self.rows_per_block, slots % self.rows_per_block] = values
+
     def write(self, table: torch.Tensor, request: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> None:
         """Store values [n, width] at rows [n] of requests [n]."""
         block = table[request, row // self.rows_per_block].long()

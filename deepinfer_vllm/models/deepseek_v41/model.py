@@ -1,6 +1,7 @@
 """DeepSeek-V4.1 for vLLM: the text model, assembled and driven one step at a time."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from deepinfer_vllm import compat, envs
 from deepinfer_vllm.models.announce import announce
@@ -16,6 +18,7 @@ from deepinfer_vllm.models.deepseek_v41 import replay, weights
 from deepinfer_vllm.models.deepseek_v41.attention import Attention
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+from deepinfer_vllm.models.deepseek_v41.dspark_config import DraftConfig
 from deepinfer_vllm.models.deepseek_v41.engram import Engram
 from deepinfer_vllm.models.deepseek_v41.layer import DecoderLayer
 from deepinfer_vllm.models.deepseek_v41.mhc import collapse
@@ -29,7 +32,7 @@ from deepinfer_vllm.models.deepseek_v41.topology import check, layer_role
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
-class DeepseekV41ForCausalLM(nn.Module):
+class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
     """V4.1 text model. Module names are the published checkpoint's tensor names."""
 
     allow_patterns_overrides = [CHECKPOINT_FILES]
@@ -76,11 +79,30 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=f"{base}head")
         self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.aux_layers: tuple[int, ...] = ()
         if config.engram is not None:
             self.history = NgramHistory(
                 config, config.engram, self.directory, block_size, windows, registry, f"{base}layers"
             )
         announce(self, vllm_config, self.replay)
+
+    @property
+    def model(self) -> SimpleNamespace:
+        """Where vLLM's speculators look for the embedding that a draft model shares."""
+        return SimpleNamespace(embed_tokens=self.embed)
+
+    @property
+    def lm_head(self) -> nn.Module:
+        """The head, which a draft model shares, by vLLM's name."""
+        return self.head
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """vLLM's hook: from now on `forward` also returns the mean streams at the entry of these layers, ascending."""
+        self.aux_layers = layers
+
+    def get_eagle3_default_aux_hidden_state_layers(self) -> tuple[int, ...]:
+        """vLLM's hook, where a draft model's config names no layers: those of this one's own DSpark layers."""
+        return DraftConfig.from_hf(self.vllm_config.model_config.hf_config).target_layers
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """vLLM's hook: [T] to [T, hidden]."""
@@ -92,18 +114,25 @@ class DeepseekV41ForCausalLM(nn.Module):
         positions: torch.Tensor,
         intermediate_tensors: Any = None,
         inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """vLLM's hook: hidden states [T, hidden] after the final norm; zeros for tokens that replay skipped."""
+    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
+        """vLLM's hook: hidden states [T, hidden] after the final norm; zeros for tokens that replay skipped.
+
+        With auxiliary layers set, also a list of their states, each [T, hidden] and zero likewise.
+        """
         context = get_forward_context()
         if not context.attn_metadata:  # vLLM sizing memory: no cache is there to read
-            return self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+            hidden = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+            return (hidden, [hidden] * len(self.aux_layers)) if self.aux_layers else hidden
         step = Step.from_metadata(context.attn_metadata, positions)
         known = context.additional_kwargs.get(compat.BATCH_FACTS)  # not in vLLM's dummy batches
         facts = BatchFacts(*known) if self.replay and known else None
         ids = None if input_ids is None else input_ids[: step.num_tokens]
         embeds = self.embed(ids) if inputs_embeds is None else inputs_embeds[: step.num_tokens]
-        hidden = self.run(step, ids, embeds, facts)
-        return nn.functional.pad(hidden, (0, 0, 0, positions.shape[0] - hidden.shape[0]))
+        aux: list[torch.Tensor] = []
+        hidden = self.run(step, ids, embeds, facts, aux=aux)
+        padding = (0, 0, 0, positions.shape[0] - hidden.shape[0])
+        hidden, *aux = (nn.functional.pad(states, padding) for states in (hidden, *aux))
+        return (hidden, aux) if self.aux_layers else hidden
 
     def run(
         self,
@@ -112,10 +141,12 @@ class DeepseekV41ForCausalLM(nn.Module):
         embeds: torch.Tensor,
         facts: BatchFacts | None = None,
         trace: "list[tuple[torch.Tensor, torch.Tensor]] | None" = None,
+        aux: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """One step without vLLM's context: ids [T], embeds [T, hidden] to [T, hidden].
 
-        `facts` switches decoder-side replay on. `trace` collects (streams, pre) of every layer.
+        `facts` switches decoder-side replay on. `trace` collects (streams, pre) of every layer, `aux` the mean streams
+        [T, hidden] at the entry of each of `aux_layers`.
         """
         if self.config.engram is not None:
             if ids is None:
@@ -126,6 +157,8 @@ class DeepseekV41ForCausalLM(nn.Module):
         pre[:, 0] = 1.0
         kept: torch.Tensor | None = None
         for layer_id, layer in enumerate(self.layers):
+            if aux is not None and layer_id in self.aux_layers:
+                aux.append(_spread(streams.float().mean(dim=1).to(streams.dtype), kept, embeds))
             streams, x = layer.write(streams, pre, step)
             if layer_id == self.config.replay_cut and facts is not None:
                 narrowed = replay.narrow(step, self.config.window, facts)
@@ -135,10 +168,7 @@ class DeepseekV41ForCausalLM(nn.Module):
             streams, pre = layer.attend(streams, x, step)
             if trace is not None:
                 trace.append((streams, pre))
-        hidden = self.norm(collapse(streams, pre))
-        if kept is None:
-            return hidden
-        return hidden.new_zeros(embeds.shape).index_copy_(0, kept, hidden)
+        return _spread(self.norm(collapse(streams, pre)), kept, embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """vLLM's hook: [n, hidden] to [n, vocabulary]."""
@@ -147,3 +177,8 @@ class DeepseekV41ForCausalLM(nn.Module):
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """vLLM's hook: fill the parameters from a published checkpoint's tensors."""
         return weights.load(self, tensors)
+
+
+def _spread(rows: torch.Tensor, kept: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """rows [T', hidden] at their places `kept` among zeros of the shape of `like`; as they are where all were kept."""
+    return rows if kept is None else rows.new_zeros(like.shape).index_copy_(0, kept, rows)

@@ -32,9 +32,13 @@ class Step:
     """[T, P] int64: candidate blocks of the candidate source, -1 padded; a row of only -1 admits every block."""
     engram_rows: dict[int, torch.Tensor] = field(default_factory=dict)
     """Table rows to read, [T, columns] int64, by engram layer."""
+    is_block: bool = False
+    """Whether each request's tokens are one draft block: all see each other and the window before the first."""
 
     @classmethod
-    def from_metadata(cls, metadata: "dict[str, PagedRowsMetadata]", positions: torch.Tensor) -> "Step":
+    def from_metadata(
+        cls, metadata: "dict[str, PagedRowsMetadata]", positions: torch.Tensor, *, is_block: bool = False
+    ) -> "Step":
         """Build from vLLM's metadata by cache name; tokens that only pad the batch are left out."""
         any_group = next(iter(metadata.values()))
         bounds = any_group.query_start.tolist()
@@ -46,6 +50,7 @@ class Step:
             spans=list(zip(bounds[:-1], bounds[1:], strict=True)),
             seq_lens=any_group.seq_lens.tolist(),
             tables={name: m.block_table for name, m in metadata.items()},
+            is_block=is_block,
         )
 
     @property
@@ -60,6 +65,24 @@ class Step:
     def write(self, cache: "PagedCache", values: torch.Tensor) -> None:
         """One row a token, at its position."""
         cache.write(self.tables[cache.name], self.request, self.positions, values)
+
+    def window_width(self, window: int) -> int:
+        """How many window rows a token of this step can see at most."""
+        reach = min(window, max(self.seq_lens))
+        return reach + max(end - start for start, end in self.spans) if self.is_block else reach
+
+    def window_rows(self, window: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions [t, W] of the window rows of tokens `part`, and which of them exist.
+
+        A token sees the `window` rows that end with its own; in a draft block, those before the block and the block.
+        """
+        offsets = torch.arange(self.window_width(window), device=self.positions.device)
+        if not self.is_block:
+            index = self.positions[part].unsqueeze(-1) - offsets.flip(0)
+            return index, index >= 0
+        start, end = torch.tensor(self.spans, device=offsets.device)[self.request[part]].unsqueeze(1).unbind(-1)
+        index = self.positions[start] - min(window, max(self.seq_lens)) + offsets
+        return index, (index >= 0) & (index <= self.positions[end - 1])
 
     def take(self, rows: torch.Tensor, spans: list[tuple[int, int]], window_floor: torch.Tensor) -> "Step":
         """The same step narrowed to some of its tokens: rows [T'] int64 ascending, with their new spans."""

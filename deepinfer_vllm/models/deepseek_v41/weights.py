@@ -16,11 +16,11 @@ from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 from deepinfer_vllm.models.deepseek_v41.widen import widened
 
-_EXPERT = re.compile(r"(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
-_HYPER = re.compile(r"(layers\.\d+)\.hc_(attn|ffn)_(fn|base|scale)")
+_EXPERT = re.compile(r"((?:layers|mtp)\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
+_HYPER = re.compile(r"((?:layers|mtp)\.\d+)\.hc_(attn|ffn)_(fn|base|scale)")
 _TABLE = re.compile(r"layers\.\d+\.engram\.embed\.(weight|scale)")
-_OTHER_MODULES = re.compile(r"(mtp|vision|aligner)\.|image_(start|end|newline)$")
-"""Draft layers and the vision tower: in the release, not in the text model."""
+_DRAFT = re.compile(r"mtp\.")
+_VISION = re.compile(r"(vision|aligner)\.|image_(start|end|newline)$")
 
 
 def checkpoint_directory(model: str, revision: str | None) -> Path:
@@ -32,10 +32,31 @@ def checkpoint_directory(model: str, revision: str | None) -> Path:
     return Path(snapshot_download(model, revision=revision, local_files_only=True))
 
 
+def is_draft(name: str) -> bool:
+    """Whether a tensor belongs to the draft layers."""
+    return _DRAFT.match(name) is not None
+
+
+def is_text(name: str) -> bool:
+    """Whether a tensor belongs to the text model: neither draft layers nor vision tower."""
+    return not (is_draft(name) or _VISION.match(name))
+
+
 def load(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Copy tensors into the model and map its Engram tables; the names of all parameters filled.
+    """Copy tensors into the text model and map its Engram tables; the names of all parameters filled.
 
     Raises CheckpointError listing every unexpected, missing and misshapen tensor.
+    """
+    filled = fill(model, ((name, t) for name, t in tensors if is_text(name) and not _TABLE.fullmatch(name)))
+    for layer_id, table in open_tables(model.config, model.directory).items():
+        model.layers[layer_id].engram.table = table
+    return filled
+
+
+def fill(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    """Copy tensors, quantised ones widened, into the parameters of their names; the names of all parameters.
+
+    `model.config` tells the vocabulary. Raises CheckpointError listing every unexpected, missing and misshapen tensor.
     """
     parameters = dict(model.named_parameters())
     modules = dict(model.named_modules())
@@ -43,8 +64,7 @@ def load(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[s
     missing = expected_names(model)
     unexpected: list[str] = []
     misshapen: list[str] = []
-    loaded = ((name, t) for name, t in tensors if not (_OTHER_MODULES.match(name) or _TABLE.fullmatch(name)))
-    for name, tensor in widened(loaded):
+    for name, tensor in widened(tensors):
         if name not in missing:
             unexpected.append(name)
             continue
@@ -61,8 +81,6 @@ def load(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[s
         except (RuntimeError, ValueError, AssertionError) as error:
             misshapen.append(f"{name} ({error})")
     _report(unexpected, sorted(missing), misshapen)
-    for layer_id, table in open_tables(model.config, model.directory).items():
-        model.layers[layer_id].engram.table = table
     return set(parameters)
 
 
