@@ -23,9 +23,19 @@ KERNELS: dict[str, str] = {
         "input_batch._post_update_num_computed_tokens_kernel": "post_update:post_update_num_computed_tokens",
         "input_batch._prepare_pos_seq_lens_kernel": "input_batch:prepare_pos_seq_lens",
         "input_batch._prepare_prefill_inputs_kernel": "input_batch:prepare_prefill_inputs",
+        "metrics.logits._num_nans_kernel": "logits:num_nans",
+        "sample.bad_words._bad_words_kernel": "logits:bad_words",
         "sample.gumbel._gumbel_sample_kernel": "gumbel:gumbel_sample",
         "sample.gumbel._temperature_kernel": "logits:temperature",
+        "sample.logit_bias._bias_kernel": "logits:bias",
+        "sample.logprob._fill_logprob_token_ids_kernel": "logprobs:fill_logprob_token_ids",
+        "sample.logprob._ranks_kernel": "logprobs:ranks",
+        "sample.logprob._topk_log_softmax_kernel": "logprobs:topk_log_softmax",
         "sample.min_p._min_p_kernel": "logits:min_p",
+        "sample.penalties._bincount_kernel": "penalties:bincount",
+        "sample.penalties._penalties_kernel": "penalties:penalties",
+        "sample.prompt_logprob._prompt_logprobs_token_ids_kernel": "logprobs:prompt_logprobs_token_ids",
+        "structured_outputs._apply_grammar_bitmask_kernel": "logits:grammar_bitmask",
     }.items()
 }
 """Kernel to "module:function". A kernel that is not here, or does not fit, is named when it is launched."""
