@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,24 @@ class BareModel:
 
         cleanup_dist_env_and_memory()
 
-    def prefill(self, ids: torch.Tensor, chunk: int | None = None) -> Trace:
-        """Run a prompt [T] int64, whole or `chunk` tokens at a time."""
-        return _join([self._forward(part, start) for part, start in _chunks(ids, chunk or len(ids))])
+    def prefill(self, ids: torch.Tensor, chunk: int | None = None, images: Sequence[torch.Tensor] = ()) -> Trace:
+        """Run a prompt [T] int64, whole or `chunk` tokens at a time.
+
+        images: embeddings [places, D] of each image; they take the image tokens of the prompt in order.
+        """
+        embeds, vision = None, self.model.config.vision
+        if images:
+            if vision is None:
+                raise ValueError(f"{len(images)} images for a checkpoint without a vision tower: give none")
+            is_image = ids == vision.image_token_id
+            embeds = self.model.embed_input_ids(ids.to(self._device), list(images), is_multimodal=is_image)
+        parts = _chunks(ids, chunk or len(ids))
+        return _join(
+            [
+                self._forward(part, start, None if embeds is None else embeds[start : start + len(part)])
+                for part, start in parts
+            ]
+        )
 
     def generate(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Greedy continuation of a prompt [T]: (ids [count] int64, logits [count, V] that chose them)."""
@@ -99,7 +114,7 @@ class BareModel:
         return torch.stack(tokens), torch.stack(logits)
 
     @torch.inference_mode()
-    def _forward(self, ids: torch.Tensor, start: int) -> Trace:
+    def _forward(self, ids: torch.Tensor, start: int, embeds: torch.Tensor | None = None) -> Trace:
         ids = ids.to(self._device)
         positions = torch.arange(start, start + len(ids), device=self._device)
         step = Step(
@@ -111,7 +126,7 @@ class BareModel:
         )
         layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         with _recorded(self.model) as records:
-            embeds = self.model.embed(ids)
+            embeds = self.model.embed(ids) if embeds is None else embeds
             hidden = self.model.run(step, ids, embeds, trace=layers)
             logits = self.model.compute_logits(hidden)
         assert logits is not None

@@ -1,4 +1,4 @@
-"""The text model's configuration in its published form, with the sizes of the tiny preset as defaults."""
+"""The configuration in its published form, with the sizes of the tiny preset as defaults."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from deepinfer_vllm.checkpoint.special_tokens import IMAGE, SYSTEM
 from deepinfer_vllm.checkpoint.tokenizer import build_tokenizer, token_id
+from deepinfer_vllm.checkpoint.vision import TEXT_ONLY, VisionConfig
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,11 @@ class TextConfig:
     dspark_num_experts_per_tok: int = 2
     extra: dict[str, Any] = field(default_factory=dict)  # further keys of `text_config`
 
-    def published(self, dtype: str = "bfloat16") -> dict[str, Any]:
-        """The whole `config.json`. Trains the tokenizer of this vocabulary, on which Engram's sizes depend."""
+    def published(self, dtype: str = "bfloat16", vision: VisionConfig | None = None) -> dict[str, Any]:
+        """The whole `config.json`, of a text model or, with `vision`, of one that sees.
+
+        Trains the tokenizer of this vocabulary, on which Engram's sizes depend.
+        """
         from deepinfer_vllm.models.deepseek_v41.engram_hash import compressed_vocabulary
 
         tokenizer = build_tokenizer(self.vocab_size)
@@ -78,7 +82,7 @@ class TextConfig:
             "image_token_id": token_id(tokenizer, IMAGE),
             "tie_word_embeddings": False,
             "text_config": self._text(classes, token_id(tokenizer, SYSTEM)),
-            "vision_config": {"model_type": "deepseek_v41_vision", "num_hidden_layers": 0},
+            "vision_config": dict(TEXT_ONLY) if vision is None else vision.published(),
         }
 
     def _text(self, compressed_vocabulary: int, noise_token: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer_vllm.checkpoint.presets import preset
+from deepinfer_vllm.checkpoint.vision import VisionConfig
 from deepinfer_vllm.checkpoint.writer import DTYPES, INDEX, Progress, write_checkpoint
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
@@ -25,10 +26,11 @@ def create(
     seed: int = 0,
     shards: int = 2,
     dtype: str = "bf16",
+    vision: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Created:
-    """Write a checkpoint of random weights.
+    """Write a checkpoint of random weights, with a small tower for images when `vision` is set.
 
     Raises CheckpointError for an unknown preset or dtype, too few layers or shards, and a directory that holds
     something already and may not be replaced.
@@ -37,7 +39,7 @@ def create(
         raise CheckpointError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     if seed < 0:
         raise CheckpointError(f"seed {seed} is negative: give 0 or more")
-    config = preset(name, layers).published(DTYPES[dtype])
+    config = preset(name, layers).published(DTYPES[dtype], VisionConfig() if vision else None)
     _make_room(directory, force)
     parameters = write_checkpoint(directory, config, seed=seed, shards=shards, progress=progress)
     return Created(directory, parameters, sum(file.stat().st_size for file in directory.iterdir() if file.is_file()))

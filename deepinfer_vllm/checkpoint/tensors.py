@@ -1,25 +1,16 @@
-"""Names, shapes and initial distributions of the tensors of text model and draft layers, in the published naming."""
+"""Names, shapes and initial distributions of a checkpoint's tensors, in the published naming."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Normally distributed values. `is_float32` tensors keep that type whatever the checkpoint's own is."""
-
-    name: str
-    shape: tuple[int, ...]
-    std: float
-    mean: float = 0.0
-    is_float32: bool = False
+from deepinfer_vllm.checkpoint.tensor_spec import TensorSpec
+from deepinfer_vllm.checkpoint.vision import vision_specs
 
 
 def tensor_specs(config: dict[str, Any]) -> Iterator[TensorSpec]:
-    """All tensors of a published config (the nested dict of `config.json`); no vision.
+    """All tensors of a published config (the nested dict of `config.json`).
 
     Standard deviations are chosen so that logits spread by about 4 and no part of the model is without effect.
     """
@@ -40,6 +31,7 @@ def tensor_specs(config: dict[str, Any]) -> Iterator[TensorSpec]:
     yield _norm("norm", hidden)
     yield TensorSpec("head.weight", (vocabulary, hidden), 4 * hidden**-0.5)
     yield from _draft(text)
+    yield from vision_specs(config)
 
 
 def _layer(prefix: str, text: dict[str, Any]) -> Iterator[TensorSpec]:

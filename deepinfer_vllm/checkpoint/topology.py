@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepinfer_vllm.checkpoint.config import TextConfig
+from deepinfer_vllm.checkpoint.vision import VisionConfig
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,9 @@ class Topology:
     candidate_source: int  # -1: none
 
 
-def random_config(seed: int, dtype: str = "float32") -> dict[str, Any]:
+def random_config(seed: int, dtype: str = "float32", vision: VisionConfig | None = None) -> dict[str, Any]:
     """A small published config, complete and legal; the same seed gives the same one."""
-    return random_text_config(seed).published(dtype)
+    return random_text_config(seed).published(dtype, vision)
 
 
 def random_text_config(seed: int) -> TextConfig:

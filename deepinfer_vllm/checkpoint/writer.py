@@ -10,7 +10,8 @@ from stat import S_IMODE
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_vllm.checkpoint.special_tokens import IMAGE_SPAN_IDS
-from deepinfer_vllm.checkpoint.tensors import TensorSpec, tensor_specs
+from deepinfer_vllm.checkpoint.tensor_spec import TensorSpec
+from deepinfer_vllm.checkpoint.tensors import tensor_specs
 from deepinfer_vllm.checkpoint.tokenizer import build_tokenizer, tokenizer_config
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 

@@ -25,6 +25,7 @@ def tiny(
     preset: Annotated[str, typer.Option(help="tiny, or mid: 1.2 G parameters, 2.4 GB in bf16.")] = "tiny",
     layers: Annotated[int | None, typer.Option(help="Stretch the preset to that many layers.")] = None,
     dtype: Annotated[str, typer.Option(help="bf16 or float32.")] = "bf16",
+    vision: Annotated[bool, typer.Option("--vision", help="Add a small vision tower, for images.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a directory that is not empty.")] = False,
 ) -> None:
     """Write a small V4.1 checkpoint of random weights, with tokenizer, in the published form.
@@ -42,6 +43,7 @@ def tiny(
                 seed=seed,
                 shards=shards,
                 dtype=dtype,
+                vision=vision,
                 force=force,
                 progress=lambda done, total: bar.update(100 * done // total - bar.pos),
             )
