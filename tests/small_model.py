@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from deepinfer_vllm.checkpoint.config import TextConfig
+from deepinfer_vllm.checkpoint.vision import VisionConfig
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.step import Step
@@ -51,9 +52,14 @@ def _published() -> dict[str, Any]:
     return TextConfig(**SIZES).published("float32")
 
 
-def published(**changes: Any) -> dict[str, Any]:
-    """The config.json of the small model with fields of text_config replaced; None takes a field away."""
+def published(*, vision: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """The config.json of the small model with fields of text_config replaced; None takes a field away.
+
+    `vision`: fields of vision_config, for a model that sees.
+    """
     config = copy.deepcopy(_published())
+    if vision is not None:
+        config["vision_config"] = {**VisionConfig().published(), **vision}
     config["text_config"].update(changes)
     for field in [field for field, value in changes.items() if value is None]:
         del config["text_config"][field]

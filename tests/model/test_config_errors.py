@@ -77,6 +77,46 @@ def test_illegal(changes: dict[str, Any], field: str, limit: str) -> None:
     assert f" {field}: " in message and limit in message, message
 
 
+VISION = [
+    ({"hidden_size": 36}, "vision_config.hidden_size=36", "multiple of 4 * num_attention_heads=8"),
+    ({"num_attention_heads": 0}, "vision_config.num_attention_heads=0", "at least 1"),
+    ({"downsample_ratio": 1}, "vision_config.downsample_ratio=1", "at least 2"),
+    ({"max_image_tokens": 3}, "vision_config.max_image_tokens=3", "at least 4"),
+    ({"patch_size": 0}, "vision_config.patch_size=0", "at least 1"),
+    ({"num_hidden_layers": -1}, "vision_config.num_hidden_layers=-1", "at least 1"),
+    ({"min_pixels": -1}, "vision_config.min_pixels=-1", "at least 0"),
+]
+
+
+@pytest.mark.parametrize("changes, field, limit", VISION, ids=[str(changes) for changes, _, _ in VISION])
+def test_illegal_vision(changes: dict[str, Any], field: str, limit: str) -> None:
+    message = error_of(vision=changes)
+    assert f" {field}: " in message and limit in message, message
+
+
+def test_vision_is_there_when_the_tower_has_layers() -> None:
+    config = ModelConfig.from_hf(hf_config(vision={}))
+    check(config)
+    assert config.vision is not None and (config.vision.num_layers, config.vision.dim) == (2, 32)
+    assert ModelConfig.from_hf(hf_config(vision={"num_hidden_layers": 0})).vision is None
+    assert ModelConfig.from_hf(hf_config()).vision is None
+
+
+@pytest.mark.parametrize("image", [384, -1])
+def test_an_image_id_outside_the_vocabulary(image: int) -> None:
+    hf = hf_config(vision={})
+    hf.image_token_id = image
+    with pytest.raises(ConfigError, match=f"image_token_id={image}: must lie in 0..383"):
+        check(ModelConfig.from_hf(hf))
+
+
+def test_vision_without_an_image_id() -> None:
+    hf = hf_config(vision={})
+    hf.image_token_id = None
+    with pytest.raises(ConfigError, match="image_token_id=None: the field is required"):
+        ModelConfig.from_hf(hf)
+
+
 @pytest.mark.parametrize("field", NEEDED.split())
 def test_missing(field: str) -> None:
     message = error_of(**{field: None})

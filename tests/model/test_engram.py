@@ -27,10 +27,14 @@ def test_as_the_reference(streams: int, eps: float) -> None:
     x = normal(4, TOKENS, streams, 32)
     x[1] *= 0.01
     x[3, 1] = -x[3, 0]
-    expected = reference(x.double(), rows, 0, weights, theirs)
+    expected = reference(x.double(), rows, 0, weights, theirs, torch.zeros(TOKENS, dtype=torch.bool))
     got = module(x, rows)
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
     assert float((got - x).abs().amax((1, 2)).min()) > 1e-2
+    is_image = torch.arange(TOKENS) % 3 == 0
+    masked = module(x, rows, is_image)
+    assert torch.equal(masked[is_image], x[is_image]) and torch.equal(masked[~is_image], got[~is_image])
+    assert torch.equal(reference(x.double(), rows, 0, weights, theirs, is_image)[is_image], x[is_image].double())
 
 
 def test_a_sign_decides_on_which_side_of_a_half_the_gate_is() -> None:

@@ -12,6 +12,7 @@ from small_model import both_configs, fill, normal
 TOKENS = 40
 
 
+@pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -26,14 +27,15 @@ TOKENS = 40
     ],
     ids=str,
 )
-def test_as_the_reference(changes: dict[str, object]) -> None:
+def test_as_the_reference(changes: dict[str, object], images: bool) -> None:
     ours, theirs = both_configs(**changes)
     router = Router(ours)
     weights = fill(router, seed=1, prefix="f.gate.")
     assert (router.bias is None) == ("topk_method" in changes)
     x = normal(2, TOKENS, 32)
-    experts, mix = router.route(x)
-    want_experts, want_mix = reference.route(x.double(), weights, "f", theirs)
+    is_image = torch.arange(TOKENS) % 3 == (1 if images else -1)
+    experts, mix = router.route(x, is_image if images else None)
+    want_experts, want_mix = reference.route(x.double(), weights, "f", theirs, is_image)
     assert torch.equal(experts, want_experts) and mix.dtype == torch.float32
     torch.testing.assert_close(mix.double(), want_mix, rtol=1e-5, atol=1e-6)
 
@@ -99,3 +101,16 @@ def test_routing_is_float32_in_a_model_of_less() -> None:
     x = normal(10, TOKENS, 32).bfloat16()
     for got, want in zip(router.route(x), router.route(x.float()), strict=True):
         assert torch.equal(got, want)
+
+
+def test_image_tokens_have_a_bias_of_their_own() -> None:
+    config, _ = both_configs()
+    router = Router(config)
+    fill(router, seed=7)
+    router.bias.data = torch.tensor([100.0, 0, 0, 0, 0, 0, 0, 0])
+    router.bias_vl.data = torch.tensor([0.0, 0, 0, 0, 0, 100, 0, 0])
+    x = normal(8, TOKENS, 32)
+    is_image = torch.arange(TOKENS) < 7
+    experts, _ = router.route(x, is_image)
+    assert experts[:, 0].tolist() == [5] * 7 + [0] * (TOKENS - 7)
+    assert torch.equal(router.route(x)[0], router.route(x, torch.zeros_like(is_image))[0])

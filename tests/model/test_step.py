@@ -5,7 +5,9 @@ from typing import Any
 import torch
 
 from deepinfer_vllm.models.deepseek_v41.backend import PagedRowsMetadata
+from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.step import Step
+from small_model import hf_config
 
 
 def metadata(table: torch.Tensor, starts: list[int], lengths: list[int]) -> PagedRowsMetadata:
@@ -41,6 +43,8 @@ def test_take_narrows_everything_that_is_by_token() -> None:
         spans=[(0, 3), (3, 5)],
         seq_lens=[8, 2],
         tables=tables,
+        is_image=torch.tensor([True, False, True, True, False]),
+        routed_as_image=torch.tensor([True, False, True, True, True]),
         selected=torch.arange(10).view(5, 2),
         candidates=torch.arange(5).view(5, 1),
         engram_rows={3: torch.arange(15).view(5, 3)},
@@ -52,6 +56,8 @@ def test_take_narrows_everything_that_is_by_token() -> None:
     assert taken.selected is not None and taken.selected.tolist() == [[4, 5], [6, 7], [8, 9]]
     assert taken.candidates is not None and taken.candidates.tolist() == [[2], [3], [4]]
     assert taken.engram_rows[3].tolist() == [[6, 7, 8], [9, 10, 11], [12, 13, 14]]
+    assert taken.is_image is not None and taken.is_image.tolist() == [True, True, False]
+    assert taken.routed_as_image is not None and taken.routed_as_image.tolist() == [True, True, True]
     assert taken.window_floor is floor
     assert step.num_tokens == 5 and step.window_floor is None
 
@@ -60,3 +66,15 @@ def test_take_leaves_absent_parts_absent() -> None:
     unset: Any = Step(torch.arange(3), torch.zeros(3, dtype=torch.long), [(0, 3)], [3], {})
     taken = unset.take(torch.tensor([2]), [(0, 1)], torch.tensor([2]))
     assert taken.selected is None and taken.candidates is None and taken.engram_rows == {}
+    assert taken.is_image is None and taken.routed_as_image is None
+
+
+def test_images_are_told_by_their_ids() -> None:
+    """The router's range is wider than the one id that images have."""
+    vision = ModelConfig.from_hf(hf_config(vision={})).vision
+    assert vision is not None and vision.image_token_id == 379
+    ids = torch.tensor([378, 379, 380, 5, 383, 384, 379])
+    step: Any = Step(torch.arange(7), torch.zeros(7, dtype=torch.long), [(0, 7)], [7], {})
+    step.mark_images(ids, vision)
+    assert step.is_image.tolist() == [False, True, False, False, False, False, True]
+    assert step.routed_as_image.tolist() == [False, True, True, False, True, False, True]

@@ -60,12 +60,15 @@ class Config:
     topk_method: str | None = None
     gate_temp: float = 1.0
     swiglu_limit: float = 0.0
+    image_token_id: int = -1  # -1: a checkpoint without a vision tower, in which every id is text
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Config:
         """Take the fields from `raw["text_config"]` or, when that is absent, from `raw` itself."""
         text = {**raw, **raw.get("text_config", {})}
         known = {f.name for f in fields(cls)}
+        if not raw.get("vision_config", {}).get("num_hidden_layers"):
+            known.discard("image_token_id")
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in text.items() if k in known and v is not None}
         return cls(**values)
 

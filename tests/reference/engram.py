@@ -9,10 +9,16 @@ from reference.layers import linear
 
 
 def engram(
-    streams: torch.Tensor, rows: torch.Tensor, layer: int, weights: dict[str, torch.Tensor], config: Config
+    streams: torch.Tensor,
+    rows: torch.Tensor,
+    layer: int,
+    weights: dict[str, torch.Tensor],
+    config: Config,
+    is_image: torch.Tensor,
 ) -> torch.Tensor:
-    """streams [T, M, D], rows int [T, columns] -> streams with g_h * value added to stream h.
+    """streams [T, M, D], rows int [T, columns], is_image [T] -> streams with g_h * value added to stream h.
 
+    g = 0 for image tokens, and otherwise
     g = sigmoid(sign(dot) * sqrt(max(|dot|, 1e-6))), dot being the normalised product of the
     stream (weighted by q) with the key (weighted by k), over sqrt(D).
     """
@@ -23,6 +29,7 @@ def engram(
     product = streams * weights[f"{prefix}.q_weight"] * weights[f"{prefix}.k_weight"] * keys
     dot = product.sum(-1) * _inverse_rms(streams, eps) * _inverse_rms(keys, eps) * d**-0.5
     gate = torch.sigmoid(dot.sign() * dot.abs().clamp(min=1e-6).sqrt())
+    gate[is_image] = 0
     return streams + gate[..., None] * value
 
 

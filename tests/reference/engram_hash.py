@@ -68,24 +68,32 @@ def _is_prime(n: int) -> bool:
 def hash_ids(input_ids: list[int], mapping: list[int], config: Config) -> dict[int, list[list[int]]]:
     """Table rows [layer][token][(max n-gram - 1) * heads], range offsets included.
 
-    Before the start of the prompt stands the (mapped) pad token. Without Engram layers: empty.
+    Before the start of the prompt stands the (mapped) pad token; so it does, looking back from a token, for the first
+    image token met and everything before that. Without Engram layers: empty.
     """
     if not config.engram_layer_ids:
         return {}
-    compressed = [mapping[token] for token in input_ids]
     pad = mapping[config.engram_pad_token_id]
+    histories = [[mapping[t] for t in reversed(_live_tail(input_ids[: p + 1], config))] for p in range(len(input_ids))]
     sizes = primes(config)
     out: dict[int, list[list[int]]] = {}
     for layer in config.engram_layer_ids:
         factors = multipliers(config, layer)
         out[layer] = []
-        for position in range(len(compressed)):
-            row, offset, mixed = [], 0, compressed[position] * factors[0]
+        for history in histories:
+            padded = history + [pad] * config.engram_max_ngram_size
+            row, offset, mixed = [], 0, padded[0] * factors[0]
             for back in range(1, config.engram_max_ngram_size):
-                value = compressed[position - back] if position >= back else pad
-                mixed ^= value * factors[back]
+                mixed ^= padded[back] * factors[back]
                 for prime in sizes[layer][back - 1]:
                     row.append(mixed % prime + offset)
                     offset += prime
             out[layer].append(row)
     return out
+
+
+def _live_tail(tokens: list[int], config: Config) -> list[int]:
+    """The longest end of `tokens`, no longer than an n-gram, in which no token is an image's."""
+    tail = tokens[-config.engram_max_ngram_size :]
+    dead = [i for i, token in enumerate(tail) if token == config.image_token_id]
+    return tail[dead[-1] + 1 :] if dead else tail

@@ -13,7 +13,7 @@ from reference.config import Config
 from reference.engram import engram
 from reference.engram_hash import hash_ids, token_map
 from reference.layers import linear, rms_norm
-from reference.moe import moe
+from reference.moe import moe, routed_as_image
 from reference.output import Output, as_sets
 from reference.weights import read_weights
 
@@ -41,16 +41,21 @@ class Reference:
         qat: bool = False,
         dtype: torch.dtype = torch.float64,
         replay_from: int = 0,
+        images: Sequence[torch.Tensor] = (),
     ) -> Output:
         """Compute the whole prompt; `qat` rounds KV rows and index vectors as in training.
 
         `replay_from`: past the last KV source only tokens from there on have run. Values before it mean nothing.
+        `images`: one [places, D] each, which stand where the image tokens do, in their order.
         """
         ids, config = torch.as_tensor(input_ids, dtype=torch.long), self.config
         weights = self._weights_in(dtype)
         hashes = {k: torch.tensor(v) for k, v in hash_ids(ids.tolist(), self.token_map, config).items()}
 
+        is_image = ids == config.image_token_id
         embedded = weights["embed.weight"][ids]
+        if images:
+            embedded[is_image] = torch.cat(list(images)).to(dtype)
         streams = embedded[:, None].repeat(1, config.hc_mult, 1)
         pre = torch.zeros(len(ids), config.hc_mult, dtype=dtype)
         pre[:, 0] = 1
@@ -59,7 +64,7 @@ class Reference:
         for layer in range(config.num_hidden_layers):
             means.append(streams.mean(1))
             if layer in hashes:
-                streams = engram(streams, hashes[layer], layer, weights, config)
+                streams = engram(streams, hashes[layer], layer, weights, config, is_image)
             mix = self._mixes(streams, layer, "attn", weights)
             x = self._norm(mhc.collapse(streams, pre), f"layers.{layer}.attn_norm", weights)
             streams = mhc.expand(attention(x, layer, weights, config, shared, qat), streams, mix)
@@ -67,7 +72,7 @@ class Reference:
 
             mix = self._mixes(streams, layer, "ffn", weights)
             x = self._norm(mhc.collapse(streams, pre), f"layers.{layer}.ffn_norm", weights)
-            y, experts, expert_weights = moe(x, layer, weights, config)
+            y, experts, expert_weights = moe(x, layer, weights, config, routed_as_image(ids, config))
             streams = mhc.expand(y, streams, mix)
             pre = mix.pre
 
@@ -90,11 +95,18 @@ class Reference:
             engram_hash_ids=torch.stack(list(hashes.values())) if hashes else None,
         )
 
-    def greedy(self, input_ids: Sequence[int] | torch.Tensor, count: int, *, qat: bool = False) -> list[int]:
+    def greedy(
+        self,
+        input_ids: Sequence[int] | torch.Tensor,
+        count: int,
+        *,
+        qat: bool = False,
+        images: Sequence[torch.Tensor] = (),
+    ) -> list[int]:
         """The `count` most likely tokens one after another, each from a fresh pass over everything."""
         ids = torch.as_tensor(input_ids).tolist()
         for _ in range(count):
-            ids.append(int(self.forward(ids, qat=qat).logits[-1].argmax()))
+            ids.append(int(self.forward(ids, qat=qat, images=images).logits[-1].argmax()))
         return ids[-count:] if count else []
 
     def _mixes(self, streams: torch.Tensor, layer: int, part: str, weights: dict[str, torch.Tensor]) -> mhc.Mixes:

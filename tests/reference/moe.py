@@ -7,15 +7,29 @@ import torch
 from reference.config import Config
 from reference.layers import linear
 
+ROUTED_AS_IMAGE = 5  # the image id and the ids after it
 
-def route(x: torch.Tensor, weights: dict[str, torch.Tensor], prefix: str, config: Config) -> tuple[torch.Tensor, ...]:
+
+def routed_as_image(ids: torch.Tensor, config: Config) -> torch.Tensor:
+    """bool [T]: the tokens that are routed with the image bias."""
+    if config.image_token_id < 0:
+        return torch.zeros_like(ids, dtype=torch.bool)
+    return torch.isin(ids, config.image_token_id + torch.arange(ROUTED_AS_IMAGE))
+
+
+def route(
+    x: torch.Tensor, weights: dict[str, torch.Tensor], prefix: str, config: Config, is_image: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """x [T, D] -> expert ids [T, k] in the order of biased score, and their weights [T, k].
 
-    The bias only chooses; the weights come from the scores without it.
+    The bias, of which image tokens [T] have their own, only chooses; the weights come from the scores without it.
     """
     logits = linear(x, weights[f"{prefix}.gate.weight"]) / config.gate_temp
     scores = torch.nn.functional.softplus(logits, threshold=1000).sqrt()
-    biased = scores + weights[f"{prefix}.gate.bias"] if config.topk_method == "noaux_tc" else scores
+    biased = scores.clone()
+    if config.topk_method == "noaux_tc":
+        biased[~is_image] += weights[f"{prefix}.gate.bias"]
+        biased[is_image] += weights[f"{prefix}.gate.bias_vl"]
     ids = biased.topk(config.num_experts_per_tok, dim=1).indices
     chosen = scores.gather(1, ids)
     if config.norm_topk_prob and config.num_experts_per_tok > 1:  # a lone expert keeps its score, as in the oracle
@@ -32,11 +46,11 @@ def expert(x: torch.Tensor, weights: dict[str, torch.Tensor], prefix: str, limit
 
 
 def moe(
-    x: torch.Tensor, layer: int, weights: dict[str, torch.Tensor], config: Config
+    x: torch.Tensor, layer: int, weights: dict[str, torch.Tensor], config: Config, is_image: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x [T, D] (normalised) -> output [T, D], expert ids [T, k], expert weights [T, k]."""
+    """x [T, D] (normalised), is_image [T] -> output [T, D], expert ids [T, k], expert weights [T, k]."""
     prefix = f"layers.{layer}.ffn"
-    ids, mix = route(x, weights, prefix, config)
+    ids, mix = route(x, weights, prefix, config, is_image)
     out = torch.zeros_like(x)
     if config.n_shared_experts:
         out += expert(x, weights, f"{prefix}.shared_experts", config.swiglu_limit)

@@ -1,4 +1,4 @@
-"""Every size and switch of a V4.1 text model, read once from vLLM's flattened Hugging Face config."""
+"""Every size and switch of a V4.1 model, read once from vLLM's flattened Hugging Face config."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +43,26 @@ class EngramConfig:
 
 
 @dataclass(frozen=True)
+class VisionConfig:
+    """The sizes of tower and aligner, and the token id that every place of an image carries."""
+
+    image_token_id: int
+    num_layers: int
+    dim: int
+    num_heads: int
+    inter_dim: int
+    patch_size: int
+    downsample: int
+    max_tokens: int
+    min_pixels: int
+
+    ROUTED_IDS = 5
+    """The router takes this many ids, from `image_token_id` on, for images'; the release uses the first alone."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """The text model's configuration. Built by `from_hf`; legality across fields is `topology.check`'s."""
+    """The model's configuration. Built by `from_hf`; legality across fields is `topology.check`'s."""
 
     vocab_size: int
     hidden_size: int
@@ -83,6 +101,7 @@ class ModelConfig:
     main_rope: RopeConfig
     compress_rope: RopeConfig
     engram: EngramConfig | None
+    vision: VisionConfig | None
 
     @classmethod
     def from_hf(cls, hf: Any) -> "ModelConfig":
@@ -129,6 +148,7 @@ class ModelConfig:
             main_rope=main,
             compress_rope=compress,
             engram=_engram(hf),
+            vision=_vision(hf),
         )
 
     @property
@@ -187,4 +207,20 @@ def _engram(hf: Any) -> EngramConfig | None:
         head_dim=int(_need(hf, "engram_head_dim")),
         pad_token_id=int(getattr(hf, "engram_pad_id", 2) if pad is None else pad),
         compressed_vocab_size=int(_need(hf, "engram_compressed_vocab_size")),
+    )
+
+
+def _vision(hf: Any) -> VisionConfig | None:
+    if not getattr(hf, "vision_n_layers", 0):
+        return None
+    return VisionConfig(
+        image_token_id=int(_need(hf, "image_token_id")),
+        num_layers=int(hf.vision_n_layers),
+        dim=int(hf.vision_dim),
+        num_heads=int(hf.vision_n_heads),
+        inter_dim=int(hf.vision_inter_dim),
+        patch_size=int(hf.vision_patch_size),
+        downsample=int(hf.vision_downsample_ratio),
+        max_tokens=int(hf.vision_max_n_token),
+        min_pixels=int(hf.vision_min_pixels),
     )

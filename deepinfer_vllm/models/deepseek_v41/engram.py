@@ -32,8 +32,11 @@ class Engram(nn.Module):
         self.k_weight = nn.Parameter(torch.empty(self.streams, self.hidden, dtype=dtype), requires_grad=False)
         self.table: EngramTable | None = None
 
-    def forward(self, streams: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """streams [T, M, hidden] with the memory added; rows [T, columns] int64 of the table."""
+    def forward(self, streams: torch.Tensor, rows: torch.Tensor, is_image: torch.Tensor | None = None) -> torch.Tensor:
+        """streams [T, M, hidden] with the memory added; rows [T, columns] int64 of the table.
+
+        Where is_image [T] bool holds, nothing is added.
+        """
         assert self.table is not None, "the checkpoint has not been loaded"
         memory = self.table.gather(rows).flatten(1).to(streams.device, streams.dtype)
         key, value = self.wkv(memory).float().split((self.streams * self.hidden, self.hidden), dim=-1)
@@ -43,4 +46,6 @@ class Engram(nn.Module):
         norms = torch.rsqrt(x.square().mean(-1) + self.eps) * torch.rsqrt(key.square().mean(-1) + self.eps)
         dot = weighted * norms * self.hidden**-0.5
         gate = torch.sigmoid(torch.copysign(dot.abs().clamp_min(MIN_DOT).sqrt(), dot))
+        if is_image is not None:
+            gate = gate.masked_fill(is_image.unsqueeze(-1), 0.0)
         return (x + gate.unsqueeze(-1) * value.unsqueeze(1)).to(streams.dtype)

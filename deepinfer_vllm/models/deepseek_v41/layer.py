@@ -33,7 +33,7 @@ class DecoderLayer(nn.Module):
     def write(self, streams: torch.Tensor, pre: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """(streams [T, M, hidden] after Engram, attention input x [T, hidden]); stores x's rows."""
         if hasattr(self, "engram"):
-            streams = self.engram(streams, step.engram_rows[self.attn.role.layer_id])
+            streams = self.engram(streams, step.engram_rows[self.attn.role.layer_id], step.is_image)
         x = self.attn_norm(collapse(streams, pre))
         self.attn.write(x, step)
         return streams, x
@@ -44,4 +44,4 @@ class DecoderLayer(nn.Module):
         streams = expand(self.attn.attend(x, step), streams, post, comb)
         x = self.ffn_norm(collapse(streams, pre))
         pre, post, comb = self.hc_ffn(streams)
-        return expand(self.ffn(x), streams, post, comb), pre
+        return expand(self.ffn(x, step.routed_as_image), streams, post, comb), pre

@@ -41,9 +41,9 @@ class MoE(nn.Module):
         if config.num_shared_experts:
             self.shared_experts = SharedExpert(config, f"{prefix}.shared_experts")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden] to [T, hidden]."""
-        out: Any = self.experts(x, *self.gate.route(x))
+    def forward(self, x: torch.Tensor, is_image: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden], is_image [T] bool (None: no token is) to [T, hidden]."""
+        out: Any = self.experts(x, *self.gate.route(x, is_image))
         if hasattr(self, "shared_experts"):
             out = out + self.shared_experts(x).float()
         return out.to(x.dtype)

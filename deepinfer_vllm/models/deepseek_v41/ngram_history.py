@@ -9,7 +9,7 @@ from torch import nn
 
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache, window_spec
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, EngramConfig, ModelConfig
-from deepinfer_vllm.models.deepseek_v41.engram_hash import compressed_vocabulary, hash_layouts, ngram_rows
+from deepinfer_vllm.models.deepseek_v41.engram_hash import DEAD, compressed_vocabulary, hash_layouts, ngram_rows
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
@@ -48,8 +48,11 @@ class NgramHistory(nn.Module):
         )
 
     def forward(self, ids: torch.Tensor, step: Step) -> dict[int, torch.Tensor]:
-        """Store ids [T]; rows [T, columns] by Engram layer."""
-        step.write(self.ids, self.token_map[ids].unsqueeze(-1))
+        """Store ids [T]; rows [T, columns] by Engram layer. No n-gram spans an image token."""
+        compressed = self.token_map[ids]
+        if step.is_image is not None:
+            compressed = compressed.masked_fill(step.is_image, DEAD)
+        step.write(self.ids, compressed.unsqueeze(-1))
         back = (step.positions.unsqueeze(-1) - torch.arange(self.span, device=ids.device)).clamp_min(0)
         history = step.read(self.ids, back).squeeze(-1).long()
         return {

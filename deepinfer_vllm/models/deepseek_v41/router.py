@@ -11,7 +11,7 @@ from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 
 
 class Router(Float32Linear):
-    """Scores the experts. `bias_vl` steers image tokens and is held for them."""
+    """Scores the experts. Image tokens have a bias of their own, `bias_vl`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.hidden_size, config.num_experts)
@@ -24,10 +24,16 @@ class Router(Float32Linear):
         else:
             self.bias = None
 
-    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, hidden] to (experts [T, k] int64, best first; weights [T, k] float32)."""
+    def route(self, x: torch.Tensor, is_image: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, hidden] to (experts [T, k] int64, best first; weights [T, k] float32).
+
+        is_image [T] bool: which tokens are an image's; None: none.
+        """
         scores = self._score(self(x) / self.temperature)
-        ranked = scores if self.bias is None else scores + self.bias
+        ranked = scores
+        if self.bias is not None:
+            text = self.bias
+            ranked = scores + (text if is_image is None else torch.where(is_image.unsqueeze(-1), self.bias_vl, text))
         experts = torch.topk(ranked, self.k, dim=-1).indices
         weights = scores.gather(-1, experts)
         if self.normalise and self.k > 1:

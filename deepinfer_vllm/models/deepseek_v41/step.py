@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from deepinfer_vllm.models.deepseek_v41.config import VisionConfig
+
 if TYPE_CHECKING:
     from deepinfer_vllm.models.deepseek_v41.backend import PagedRowsMetadata
     from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
@@ -24,6 +26,10 @@ class Step:
     """Per request, tokens it will have once this step is done."""
     tables: dict[str, torch.Tensor]
     """Block table of each cache, by its name."""
+    is_image: torch.Tensor | None = None
+    """[T] bool: whether a token is a place of an image. None: there are none."""
+    routed_as_image: torch.Tensor | None = None
+    """[T] bool: the same as the router sees it, by its range of ids."""
     window_floor: torch.Tensor | None = None
     """[R] int64: the first position with a window row, in the layers that skip rows. None: nothing is skipped."""
     selected: torch.Tensor | None = None
@@ -52,6 +58,12 @@ class Step:
             tables={name: m.block_table for name, m in metadata.items()},
             is_block=is_block,
         )
+
+    def mark_images(self, ids: torch.Tensor, vision: VisionConfig) -> None:
+        """Tell image tokens by their ids [T]."""
+        first = vision.image_token_id
+        self.is_image = ids == first
+        self.routed_as_image = (ids >= first) & (ids < first + vision.ROUTED_IDS)
 
     @property
     def num_tokens(self) -> int:
@@ -91,6 +103,8 @@ class Step:
             positions=self.positions[rows],
             request=self.request[rows],
             spans=spans,
+            is_image=None if self.is_image is None else self.is_image[rows],
+            routed_as_image=None if self.routed_as_image is None else self.routed_as_image[rows],
             window_floor=window_floor,
             selected=None if self.selected is None else self.selected[rows],
             candidates=None if self.candidates is None else self.candidates[rows],

@@ -57,6 +57,7 @@ def check(config: ModelConfig) -> None:
     _check_sources(config)
     _check_candidates(config)
     _check_engram(config)
+    _check_vision(config)
 
 
 def _check_sizes(c: ModelConfig) -> None:
@@ -161,6 +162,29 @@ def _check_engram(c: ModelConfig) -> None:
         _positive(c, field, value)
     if not 0 <= e.pad_token_id < c.vocab_size:
         raise ConfigError("engram_pad_token_id", e.pad_token_id, f"must lie in 0..{c.vocab_size - 1}", _FIX)
+
+
+def _check_vision(c: ModelConfig) -> None:
+    v = c.vision
+    if v is None:
+        return
+    if not 0 <= v.image_token_id < c.vocab_size:
+        raise ConfigError("image_token_id", v.image_token_id, f"must lie in 0..{c.vocab_size - 1}", _FIX)
+    for field, value, least in (
+        ("num_hidden_layers", v.num_layers, 1),
+        ("hidden_size", v.dim, 1),
+        ("num_attention_heads", v.num_heads, 1),
+        ("intermediate_size", v.inter_dim, 1),
+        ("patch_size", v.patch_size, 1),
+        ("downsample_ratio", v.downsample, 2),  # with 1, fitting a wide image into the limit may leave no row of it
+        ("min_pixels", v.min_pixels, 0),
+        ("max_image_tokens", v.max_tokens, 4),  # start, one patch, newline, end
+    ):
+        if value < least:
+            raise ConfigError(f"vision_config.{field}", value, f"must be at least {least}", _FIX)
+    if v.dim % (4 * v.num_heads):  # half a head is rotated by row and half by column, both in pairs
+        limit = f"must be a multiple of 4 * num_attention_heads={4 * v.num_heads}"
+        raise ConfigError("vision_config.hidden_size", v.dim, limit, _FIX)
 
 
 def _positive(config: ModelConfig, field: str, value: int) -> None:
