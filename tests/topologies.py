@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from deepinfer_vllm.checkpoint.bare import BareModel
+from deepinfer_vllm.checkpoint.bare import BareModel, Trace
+from deepinfer_vllm.checkpoint.compare import padded_sets
 from deepinfer_vllm.checkpoint.topology import random_config
 from deepinfer_vllm.checkpoint.writer import write_checkpoint
+from reference import Output
 
 TOKENS = 90
 
@@ -35,6 +37,24 @@ def write_random(directory: Path, seed: int) -> torch.Tensor:
     write_checkpoint(directory, config, seed=seed)
     vocabulary = config["text_config"]["vocab_size"]
     return torch.randint(vocabulary, (TOKENS,), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same(trace: Trace, expected: Output) -> None:
+    """The trace is the reference's: values within float32, choices exactly."""
+    assert float((trace.logits - expected.logits).abs().max()) <= 2e-4
+    best = expected.logits.topk(2, dim=-1).values
+    sure = best[:, 0] - best[:, 1] >= 1e-3
+    assert torch.equal(trace.logits.argmax(-1)[sure], expected.logits.argmax(-1)[sure])
+    hidden = (trace.hidden_states - expected.hidden_states).norm(dim=(1, 2)) / expected.hidden_states.norm(dim=(1, 2))
+    assert float(hidden.max()) <= 1e-5
+    assert {layer: padded_sets(rows) for layer, rows in trace.index_topk.items()} == expected.index_topk
+    assert torch.equal(trace.router_ids, expected.router_ids)
+    if expected.engram_hash_ids is not None:
+        assert torch.equal(torch.stack(list(trace.engram_rows.values())), expected.engram_hash_ids)
+    if expected.candidate_blocks is not None:
+        assert trace.candidate_blocks is not None
+        for ours, theirs in zip(padded_sets(trace.candidate_blocks), expected.candidate_blocks, strict=True):
+            assert ours == theirs or (not ours and theirs == set(range(len(theirs))))
 
 
 def covered(seed: int) -> set[str]:

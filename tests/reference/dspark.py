@@ -76,9 +76,8 @@ class DraftReference:
             y = self._attention(x, torch.cat([seen, own]), layer, torch.arange(before, before + length))
             streams, pre = mhc.expand(y, streams, mix), mix.pre
             mix = self._mixes(streams, layer, "ffn")
-            y, _, _ = moe(
-                self._norm(mhc.collapse(streams, pre), f"mtp.{layer}.ffn_norm"), layer, self.as_layers, self.config
-            )
+            x = self._norm(mhc.collapse(streams, pre), f"mtp.{layer}.ffn_norm")
+            y, _, _ = moe(x, layer, self.as_layers, self.config, torch.zeros(length, dtype=torch.bool))
             streams, pre = mhc.expand(y, streams, mix), mix.pre
         return mhc.collapse(streams, pre)
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V4.1 for vLLM: the text model, assembled and driven one step at a time."""
+"""DeepSeek-V4.1 for vLLM: the model, assembled and driven one step at a time."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -11,10 +11,11 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsEagle3
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from deepinfer_vllm import compat, envs
 from deepinfer_vllm.models.announce import announce
-from deepinfer_vllm.models.deepseek_v41 import replay, weights
+from deepinfer_vllm.models.deepseek_v41 import images, replay, weights
 from deepinfer_vllm.models.deepseek_v41.attention import Attention
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
@@ -32,8 +33,9 @@ from deepinfer_vllm.models.deepseek_v41.topology import check, layer_role
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
-class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
-    """V4.1 text model. Module names are the published checkpoint's tensor names."""
+@MULTIMODAL_REGISTRY.register_processor(images.processor, info=images.processing_info, dummy_inputs=images.dummy_inputs)
+class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
+    """V4.1, with a tower when the checkpoint has one. Module names are the published checkpoint's tensor names."""
 
     allow_patterns_overrides = [CHECKPOINT_FILES]
     """vLLM's hook: the files its loader reads."""
@@ -84,6 +86,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
             self.history = NgramHistory(
                 config, config.engram, self.directory, block_size, windows, registry, f"{base}layers"
             )
+        self.build_tower(config, vllm_config)
         announce(self, vllm_config, self.replay)
 
     @property
@@ -104,9 +107,18 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         """vLLM's hook, where a draft model's config names no layers: those of this one's own DSpark layers."""
         return DraftConfig.from_hf(self.vllm_config.model_config.hf_config).target_layers
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """vLLM's hook: [T] to [T, hidden]."""
-        return self.embed(input_ids)
+    def embed_input_ids(
+        self,
+        input_ids: torch.Tensor,
+        multimodal_embeddings: Any = None,
+        *,
+        is_multimodal: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """vLLM's hook: [T] to [T, hidden], with the places that `is_multimodal` [T] marks taken from the images."""
+        embeds = self.embed(input_ids)
+        if multimodal_embeddings:
+            embeds[is_multimodal] = torch.cat(list(multimodal_embeddings)).to(embeds.dtype)
+        return embeds
 
     def forward(
         self,
@@ -148,6 +160,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         `facts` switches decoder-side replay on. `trace` collects (streams, pre) of every layer, `aux` the mean streams
         [T, hidden] at the entry of each of `aux_layers`.
         """
+        if self.config.vision is not None and ids is not None:
+            step.mark_images(ids, self.config.vision)
         if self.config.engram is not None:
             if ids is None:
                 raise ValueError("DeepSeek-V4.1 with Engram hashes token ids: prompt embeddings cannot be served")

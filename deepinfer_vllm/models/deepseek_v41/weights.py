@@ -37,17 +37,18 @@ def is_draft(name: str) -> bool:
     return _DRAFT.match(name) is not None
 
 
-def is_text(name: str) -> bool:
-    """Whether a tensor belongs to the text model: neither draft layers nor vision tower."""
-    return not (is_draft(name) or _VISION.match(name))
+def is_target(name: str, sees: bool) -> bool:
+    """Whether a tensor belongs to the target model: no draft layer, and what images need only if it `sees` them."""
+    return not is_draft(name) and (sees or not _VISION.match(name))
 
 
 def load(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Copy tensors into the text model and map its Engram tables; the names of all parameters filled.
+    """Copy tensors into the target model and map its Engram tables; the names of all parameters filled.
 
     Raises CheckpointError listing every unexpected, missing and misshapen tensor.
     """
-    filled = fill(model, ((name, t) for name, t in tensors if is_text(name) and not _TABLE.fullmatch(name)))
+    sees = hasattr(model, "vision")
+    filled = fill(model, ((name, t) for name, t in tensors if is_target(name, sees) and not _TABLE.fullmatch(name)))
     for layer_id, table in open_tables(model.config, model.directory).items():
         model.layers[layer_id].engram.table = table
     return filled
