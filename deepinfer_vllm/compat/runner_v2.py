@@ -129,7 +129,7 @@ def register_torch_kernels() -> None:
         if kernel in _registry or original is None:
             continue
         if registry.fits(_parameters(original), function):
-            overrides[kernel] = function
+            overrides[kernel] = registry.bound(function, _parameters(original))
     register_kernels(overrides)
 
 

@@ -54,19 +54,19 @@ def gumbel_sample(
                 logits_cache_ptr[request, column, :vocab_size] = logits_cache_source_ptr[row]
         temperature = float(temp_ptr[request]) if request >= 0 else 0.0
         seed = int(seeds_ptr[request]) if request >= 0 else 0
-        if logits_cache_ptr is not None and _seeds_by_step():
+        if logits_cache_ptr is not None and seeds_by_step():
             seed ^= column << 32
         scores = values[row]
         if temperature != 0.0:
             if APPLY_TEMPERATURE:
                 scores = scores / np.float32(temperature)
-            scores = scores + _noise(seed, positions[row] + DRAFT_SALT * IS_DRAFTING, vocab_size, USE_FP64)
+            scores = scores + noise(seed, positions[row] + DRAFT_SALT * IS_DRAFTING, vocab_size, USE_FP64)
         for block, start in enumerate(range(0, vocab_size, BLOCK_SIZE)):
             best = start + int(scores[start : start + BLOCK_SIZE].argmax())
             winners[row, block], maxima[row, block] = best, scores[best]
 
 
-def _noise(seed: int, position: int, count: int, double: bool) -> NDArray[np.floating]:
+def noise(seed: int, position: int, count: int, double: bool) -> NDArray[np.floating]:
     """[count] Gumbel noise. In float32 the large values, which decide, come from uniforms near 0, where float32 is fine
     enough, hence log(1 - u) by its series there."""
     if double:
@@ -80,6 +80,6 @@ def _noise(seed: int, position: int, count: int, double: bool) -> NDArray[np.flo
 
 
 @functools.cache
-def _seeds_by_step() -> bool:
+def seeds_by_step() -> bool:
     """vLLM 0.33 mixes the draft's column into its seed."""
     return hasattr(importlib.import_module("vllm.v1.worker.gpu.sample.gumbel"), "spec_step_seed")

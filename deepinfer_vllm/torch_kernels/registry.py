@@ -1,5 +1,6 @@
 """Which function stands for which kernel of vLLM, and whether it fits the vLLM that is installed."""
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -35,9 +36,18 @@ KERNELS: dict[str, str] = {
         "sample.penalties._bincount_kernel": "penalties:bincount",
         "sample.penalties._penalties_kernel": "penalties:penalties",
         "sample.prompt_logprob._prompt_logprobs_token_ids_kernel": "logprobs:prompt_logprobs_token_ids",
+        "spec_decode.dflash.speculator._prepare_dflash_inputs_kernel": "draft_block:prepare_dflash_inputs",
+        "spec_decode.rejection_sampler._flatten_sampled_kernel": "verification:flatten_sampled",
+        "spec_decode.rejection_sampler._gather_draft_sampled_kernel": "verification:gather_draft_sampled",
+        "spec_decode.rejection_sampler_utils._compute_cumulative_log_p_kernel": "logit_sums:cumulative_log_p",
+        "spec_decode.rejection_sampler_utils._compute_local_logits_stats_kernel": "logit_sums:local_logits_stats",
+        "spec_decode.rejection_sampler_utils._compute_local_residual_mass_kernel": "logit_sums:local_residual_mass",
+        "spec_decode.rejection_sampler_utils._insert_resampled_kernel": "resampling:insert_resampled",
+        "spec_decode.rejection_sampler_utils._rejection_kernel": "verification:rejection",
+        "spec_decode.rejection_sampler_utils._resample_kernel": "resampling:resample",
         "structured_outputs._apply_grammar_bitmask_kernel": "logits:grammar_bitmask",
     }.items()
-}
+} | {"vllm.v1.worker.utils._zero_kv_blocks_kernel": f"{_HERE}.blocks:zero_kv_blocks"}
 """Kernel to "module:function". A kernel that is not here, or does not fit, is named when it is launched."""
 
 
@@ -45,6 +55,25 @@ def takes_grid(function: Function) -> Function:
     """Mark a function whose first parameter is the launch grid, a tuple of ints."""
     function.takes_grid = True  # type: ignore[attr-defined]
     return function
+
+
+def by_name(function: Function) -> Function:
+    """Mark a function whose parameters stand in the order of one vLLM's kernel and are reached by name in another's."""
+    function.by_name = True  # type: ignore[attr-defined]
+    return function
+
+
+def bound(function: Callable[..., Any], kernel_parameters: tuple[str, ...]) -> Callable[..., Any]:
+    """The function, launched like a kernel with these parameters."""
+    if not getattr(function, "by_name", False):
+        return function
+    positional = [name for name in kernel_parameters if not name.isupper()]
+
+    @functools.wraps(function)
+    def launch(*args: Any, **constants: Any) -> None:
+        function(**dict(zip(positional, args, strict=True)), **constants)
+
+    return launch
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -64,8 +93,5 @@ def fits(kernel_parameters: tuple[str, ...], function: Callable[..., Any]) -> bo
     names = [p.name for p in parameters]
     positional = [name for name in kernel_parameters if not name.isupper()]
     absent = [p for p in parameters if p.name not in kernel_parameters]
-    return (
-        names[: len(positional)] == positional
-        and set(kernel_parameters) <= set(names)
-        and all(p.default is not p.empty for p in absent)
-    )
+    in_order = getattr(function, "by_name", False) or names[: len(positional)] == positional
+    return in_order and set(kernel_parameters) <= set(names) and all(p.default is not p.empty for p in absent)

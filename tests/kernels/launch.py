@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from deepinfer_vllm.torch_kernels.registry import KERNELS, load
+from deepinfer_vllm.torch_kernels.registry import KERNELS, bound, load
 
 SEEDS = range(4)
 
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"vllm.v1.worker.gpu.{self.kernel}"
+        return self.kernel if self.kernel.startswith("vllm.") else f"vllm.v1.worker.gpu.{self.kernel}"
 
     @property
     def id(self) -> str:
@@ -52,7 +52,7 @@ class Case:
     def override(self) -> Any:
         """Our function, launched as vLLM's registry launches it."""
         function = load(KERNELS[self.name])
-        return _Launchable(function)
+        return _Launchable(bound(function, tuple(self.make(Random(0)).args)))
 
 
 class _Launchable:

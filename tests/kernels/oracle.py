@@ -70,9 +70,18 @@ def have_isnan() -> None:
     logits.libdevice = SimpleNamespace(isnan=lambda x: x != x)
 
 
+def provide_log1p() -> None:
+    """The interpreter has none. Exact to a rounding of 1 + x."""
+    from triton import language
+    from triton.language.extra import libdevice
+
+    libdevice.log1p = lambda x: language.log(x + 1.0)
+
+
 def main(file: str) -> None:
     pretend_cpu_backend()
     accept_integer_masks()
+    provide_log1p()
     import torch
     from vllm.triton_utils import HAS_TRITON
 
