@@ -5,6 +5,7 @@ tokens of vocabulary in B blocks.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from deepinfer_vllm.torch_kernels.registry import by_name
 
-Floats = NDArray[np.float32]
+Floats: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
