@@ -6,9 +6,11 @@
 | `refuse_prompt_embeds` | 0.32, 0.33 | a model cannot say that it needs token ids | vLLM asks it |
 | `hook_seeded_sampling` | 0.32, 0.33, runner V1 | CPU generators have no offset to rewind by | vLLM needs none |
 | `provide_torch_kernels` | 0.32 (refusal), 0.33 | V2 needs Triton, which CPUs have not | vLLM's V2 runs there |
+| `add_cpu_collectives` | 0.32, 0.33, CPU | its communicator cannot gather or scatter unequal parts | vLLM's can |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 """
 
+from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
 from deepinfer_vllm.compat.model_config import hook_model_config
 from deepinfer_vllm.compat.prompt_embeds import refuse_prompt_embeds
 from deepinfer_vllm.compat.runner_facts import BATCH_FACTS, hook_runner
@@ -17,6 +19,7 @@ from deepinfer_vllm.compat.seeded_sampling import hook_seeded_sampling
 
 __all__ = [
     "BATCH_FACTS",
+    "add_cpu_collectives",
     "hook_model_config",
     "hook_runner",
     "hook_seeded_sampling",

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from deepinfer_vllm.models.deepseek_v41.expert_shard import ExpertShard
 from deepinfer_vllm.models.deepseek_v41.experts import Experts, swiglu
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from reference import moe as reference
@@ -27,7 +28,7 @@ def expert_weights(experts: Experts, prefix: str) -> dict[str, torch.Tensor]:
 
 def make_experts(**changes: object) -> Experts:
     config, _ = both_configs(**changes)
-    experts = Experts(config, torch.float32)
+    experts = Experts(config, torch.float32, ExpertShard.plan(config, 0, 1, by_expert=False))
     fill(experts, seed=1)
     return experts
 

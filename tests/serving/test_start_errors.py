@@ -45,9 +45,27 @@ ILLEGAL_CONFIGS: dict[str, tuple[Edit, tuple[str, ...]]] = {
 }
 
 ILLEGAL_FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "tensor parallel": ({"tensor_parallel_size": 2}, ("--tensor-parallel-size=2", "must be 1", "--data-parallel-size")),
+    "tensor parallel": (
+        {"tensor_parallel_size": 8},
+        ("--tensor-parallel-size=8", "must be a divisor of o_groups=4"),
+    ),
+    "experts": (
+        {"tensor_parallel_size": 4, "data_parallel_size": 3},
+        (
+            "--tensor-parallel-size=4 times --data-parallel-size=3",
+            "moe_intermediate_size=32",
+            "--enable-expert-parallel",
+        ),
+    ),
+    "more ranks than experts": (
+        {"tensor_parallel_size": 4, "data_parallel_size": 3, "enable_expert_parallel": True},
+        ("--enable-expert-parallel=True over 12 processes", "at most n_routed_experts=8"),
+    ),
     "pipeline parallel": ({"pipeline_parallel_size": 2}, ("--pipeline-parallel-size=2", "must be 1")),
-    "expert parallel": ({"enable_expert_parallel": True}, ("--enable-expert-parallel=True", "must be off")),
+    "decode context parallel": (
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        ("--decode-context-parallel-size=2", "must be 1"),
+    ),
     "one kind of cache": (
         {"disable_hybrid_kv_cache_manager": True},
         ("--disable-hybrid-kv-cache-manager=True", "must be off"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
@@ -17,6 +18,7 @@ from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.gather_attention import gather_attention, tokens_per_chunk
 from deepinfer_vllm.models.deepseek_v41.indexer import Indexer
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
+from deepinfer_vllm.models.deepseek_v41.parallel import column_linear, row_linear, row_split
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies, rotate
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
@@ -24,7 +26,8 @@ from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
 class Attention(nn.Module):
-    """One layer's attention. `sources` maps a layer id to the compressed rows it owns, filled as layers are built."""
+    """One layer's attention with this tensor-parallel rank's heads. `sources` maps a layer id to the compressed rows it
+    owns, filled as layers are built."""
 
     def __init__(
         self,
@@ -42,7 +45,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.role, self.numerics = role, numerics
-        self.heads, self.head_dim, self.groups = config.num_heads, config.head_dim, config.o_groups
+        ranks = get_tp_group().world_size
+        self.heads, self.head_dim = config.num_heads // ranks, config.head_dim
         self.window, self.scale = config.window, config.head_dim**-0.5
         self.skips_rows = rebuilt
 
@@ -51,12 +55,13 @@ class Attention(nn.Module):
 
         self.wq_a = linear(config.hidden_size, config.q_lora_rank, "wq_a")
         self.q_norm = RMSNorm(config.q_lora_rank, config.norm_eps)
-        self.wq_b = linear(config.q_lora_rank, self.heads * self.head_dim, "wq_b")
+        self.wq_b = column_linear(config.q_lora_rank, config.num_heads * self.head_dim, f"{prefix}.wq_b")
         self.wkv = linear(config.hidden_size, self.head_dim, "wkv")
         self.kv_norm = RMSNorm(self.head_dim, config.norm_eps)
-        self.wo_a = GroupedLinear(self.groups, self.heads * self.head_dim // self.groups, config.o_lora_rank, dtype)
-        self.wo_b = linear(self.groups * config.o_lora_rank, config.hidden_size, "wo_b")
-        self.attn_sink = nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False)
+        groups = config.o_groups // ranks
+        self.wo_a = GroupedLinear(groups, self.heads * self.head_dim // groups, config.o_lora_rank, dtype)
+        self.wo_b = row_linear(config.o_groups * config.o_lora_rank, config.hidden_size, f"{prefix}.wo_b")
+        self.attn_sink = row_split(nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False))
 
         kept = windows.rebuilt if rebuilt else windows.attention
         self.window_rows = PagedCache(
@@ -131,7 +136,7 @@ class GroupedLinear(nn.Module):
     def __init__(self, groups: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.groups = groups
-        self.weight = nn.Parameter(torch.empty(groups * outputs, inputs, dtype=dtype), requires_grad=False)
+        self.weight = row_split(nn.Parameter(torch.empty(groups * outputs, inputs, dtype=dtype), requires_grad=False))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, groups * inputs] to [T, groups * outputs]."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+from deepinfer_vllm.models.deepseek_v41.expert_shard import ExpertShard
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
@@ -19,32 +20,46 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
 
 
 class Experts(nn.Module):
-    """The routed experts, stacked: w13 [E, 2 * inner, hidden] (gate above up), w2 [E, hidden, inner]."""
+    """The routed experts, stacked: w13 [E, 2 * inner, hidden] (gate above up), w2 [E, hidden, inner].
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    Of several ranks, each has its `shard` of them; their results add up to that of the whole.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, shard: ExpertShard) -> None:
         super().__init__()
-        e, inner, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
-        self.inner, self.limit = inner, config.swiglu_limit
+        e, inner, hidden = len(shard.experts), len(shard.inner), config.hidden_size
+        self.shard, self.inner, self.limit = shard, inner, config.swiglu_limit
+        self.num_experts, self.published_inner = config.num_experts, config.moe_intermediate_size
+        self.register_buffer("places", shard.places(config.num_experts), persistent=False)
         self.w13 = nn.Parameter(torch.empty(e, 2 * inner, hidden, dtype=dtype), requires_grad=False)
         self.w2 = nn.Parameter(torch.empty(e, hidden, inner, dtype=dtype), requires_grad=False)
 
+    def is_elsewhere(self, expert: int) -> bool:
+        """Whether another rank holds this expert."""
+        return expert < self.num_experts and expert not in self.shard.experts
+
     def load(self, expert: int, name: str, weight: torch.Tensor) -> None:
-        """Put one expert's w1, w2 or w3 in its place. Raises ValueError for a weight of another shape."""
-        target = {
-            "w1": lambda: self.w13[expert, : self.inner],
-            "w3": lambda: self.w13[expert, self.inner :],
-            "w2": lambda: self.w2[expert],
-        }[name]()
-        if weight.shape != target.shape:  # copy_ would broadcast
-            raise ValueError(f"{list(weight.shape)} into {list(target.shape)}")
-        target.copy_(weight)
+        """Put this rank's part of one expert's w1, w2 or w3 in its place. Raises ValueError for another shape."""
+        hidden = self.w2.shape[1]
+        published = (hidden, self.published_inner) if name == "w2" else (self.published_inner, hidden)
+        if weight.shape != published:  # copy_ would broadcast
+            raise ValueError(f"{list(weight.shape)} into {list(published)}")
+        place = self.shard.experts.index(expert)
+        part = slice(self.shard.inner.start, self.shard.inner.stop)
+        if name == "w2":
+            self.w2[place].copy_(weight[:, part])
+        else:
+            self.w13[place].chunk(2)[name == "w3"].copy_(weight[part])
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """x [T, hidden], experts and weights [T, k] to [T, hidden] float32."""
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        if self.places is not None:
+            experts = self.places[experts]
         order = experts.flatten().argsort(stable=True)
         token, weight = order // experts.shape[1], weights.flatten()[order].unsqueeze(-1)
         counts = torch.bincount(experts.flatten(), minlength=self.w2.shape[0]).tolist()
+        del counts[self.w2.shape[0] :]  # pairs whose expert is elsewhere are sorted to the end
         start = 0
         for expert, count in enumerate(counts):
             if count:

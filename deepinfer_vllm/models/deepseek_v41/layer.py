@@ -44,4 +44,4 @@ class DecoderLayer(nn.Module):
         streams = expand(self.attn.attend(x, step), streams, post, comb)
         x = self.ffn_norm(collapse(streams, pre))
         pre, post, comb = self.hc_ffn(streams)
-        return expand(self.ffn(x, step.routed_as_image), streams, post, comb), pre
+        return expand(self.ffn(x, step.routed_as_image, step.dp_tokens), streams, post, comb), pre

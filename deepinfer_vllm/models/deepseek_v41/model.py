@@ -26,6 +26,7 @@ from deepinfer_vllm.models.deepseek_v41.mhc import collapse
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from deepinfer_vllm.models.deepseek_v41.ngram_history import NgramHistory
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
+from deepinfer_vllm.models.deepseek_v41.parallel import tokens_over_dp
 from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import CHECKPOINT_FILES
 from deepinfer_vllm.models.deepseek_v41.step import Step
@@ -52,6 +53,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
         numerics = Numerics(quantised=envs.DEEPINFER_VLLM_NUMERICS == "qat")
         self.replay = config.replay_cut >= 0 and replay.enabled(vllm_config)
         compat.hook_seeded_sampling()
+        compat.add_cpu_collectives()
         if self.replay:
             compat.hook_runner()
         windows = Windows.plan(config, replay_tokens=config.window if self.replay else 0)
@@ -132,10 +134,14 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
         With auxiliary layers set, also a list of their states, each [T, hidden] and zero likewise.
         """
         context = get_forward_context()
-        if not context.attn_metadata:  # vLLM sizing memory: no cache is there to read
+        across = context.dp_metadata
+        dp_tokens = None if across is None else across.num_tokens_across_dp_cpu.tolist()
+        if not context.attn_metadata:  # vLLM sizing memory, or other ranks' turn: no cache is there to read
             hidden = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+            if dp_tokens is not None:
+                self._accompany(hidden, dp_tokens)
             return (hidden, [hidden] * len(self.aux_layers)) if self.aux_layers else hidden
-        step = Step.from_metadata(context.attn_metadata, positions)
+        step = Step.from_metadata(context.attn_metadata, positions, dp_tokens=dp_tokens)
         known = context.additional_kwargs.get(compat.BATCH_FACTS)  # not in vLLM's dummy batches
         facts = BatchFacts(*known) if self.replay and known else None
         ids = None if input_ids is None else input_ids[: step.num_tokens]
@@ -145,6 +151,13 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
         padding = (0, 0, 0, positions.shape[0] - hidden.shape[0])
         hidden, *aux = (nn.functional.pad(states, padding) for states in (hidden, *aux))
         return (hidden, aux) if self.aux_layers else hidden
+
+    def _accompany(self, embeds: torch.Tensor, dp_tokens: list[int]) -> None:
+        """Send nobody's tokens [T, hidden] through every layer's experts, for the other ranks wait for them there."""
+        for layer_id, layer in enumerate(self.layers):
+            if layer_id == self.config.replay_cut and self.replay:
+                dp_tokens = tokens_over_dp(len(embeds))
+            layer.ffn(embeds, dp_tokens=dp_tokens)
 
     def run(
         self,
@@ -179,6 +192,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
                 if narrowed is not None:
                     step, kept = narrowed
                     streams, x = streams[kept], x[kept]
+            if layer_id == self.config.replay_cut and self.replay and step.dp_tokens is not None:
+                step.dp_tokens = tokens_over_dp(step.num_tokens)  # other ranks may have narrowed theirs
             streams, pre = layer.attend(streams, x, step)
             if trace is not None:
                 trace.append((streams, pre))

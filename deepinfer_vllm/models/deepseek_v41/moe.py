@@ -1,13 +1,18 @@
 """Mixture of experts: each token through its `k` best routed experts and the shared expert."""
 
-from typing import Any
-
 import torch
 from torch import nn
-from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+from deepinfer_vllm.models.deepseek_v41.expert_shard import ExpertShard
 from deepinfer_vllm.models.deepseek_v41.experts import Experts, swiglu
+from deepinfer_vllm.models.deepseek_v41.parallel import (
+    column_linear,
+    gather_over_dp,
+    return_over_dp,
+    row_linear,
+    sum_over_tp,
+)
 from deepinfer_vllm.models.deepseek_v41.router import Router
 
 
@@ -19,15 +24,12 @@ class SharedExpert(nn.Module):
         inner = config.moe_intermediate_size * config.num_shared_experts
         self.limit = config.swiglu_limit
 
-        def linear(inputs: int, outputs: int, name: str) -> nn.Module:
-            return ReplicatedLinear(inputs, outputs, bias=False, return_bias=False, prefix=f"{prefix}.{name}")
-
-        self.w1 = linear(config.hidden_size, inner, "w1")
-        self.w2 = linear(inner, config.hidden_size, "w2")
-        self.w3 = linear(config.hidden_size, inner, "w3")
+        self.w1 = column_linear(config.hidden_size, inner, f"{prefix}.w1")
+        self.w2 = row_linear(inner, config.hidden_size, f"{prefix}.w2", reduce=False)
+        self.w3 = column_linear(config.hidden_size, inner, f"{prefix}.w3")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden] to [T, hidden]."""
+        """x [T, hidden] to this tensor-parallel rank's share of [T, hidden]."""
         return self.w2(swiglu(self.w1(x), self.w3(x), self.limit).to(x.dtype))
 
 
@@ -37,13 +39,28 @@ class MoE(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, prefix: str) -> None:
         super().__init__()
         self.gate = Router(config)
-        self.experts = Experts(config, dtype)
+        self.experts = Experts(config, dtype, ExpertShard.here(config))
         if config.num_shared_experts:
             self.shared_experts = SharedExpert(config, f"{prefix}.shared_experts")
 
-    def forward(self, x: torch.Tensor, is_image: torch.Tensor | None = None) -> torch.Tensor:
-        """x [T, hidden], is_image [T] bool (None: no token is) to [T, hidden]."""
-        out: Any = self.experts(x, *self.gate.route(x, is_image))
+    def forward(
+        self, x: torch.Tensor, is_image: torch.Tensor | None = None, dp_tokens: list[int] | None = None
+    ) -> torch.Tensor:
+        """x [T, hidden], is_image [T] bool (None: no token is) to [T, hidden].
+
+        `dp_tokens`: T of every data-parallel rank, where there are several.
+        """
+        routed = self._routed(x, *self.gate.route(x, is_image), dp_tokens)
         if hasattr(self, "shared_experts"):
-            out = out + self.shared_experts(x).float()
-        return out.to(x.dtype)
+            routed = routed + self.shared_experts(x).float()
+        return sum_over_tp(routed).to(x.dtype)
+
+    def _routed(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, dp_tokens: list[int] | None
+    ) -> torch.Tensor:
+        """The routed experts' [T, hidden] float32; of a tensor-parallel rank, its share."""
+        if dp_tokens is None:
+            out: torch.Tensor = self.experts(x, experts, weights)
+            return out
+        every = gather_over_dp([x, experts, weights], dp_tokens)
+        return return_over_dp(self.experts(*every), dp_tokens)

@@ -36,6 +36,8 @@ class Step:
     """[T, K] int64: compressed rows chosen by the latest index source, ascending, then -1."""
     candidates: torch.Tensor | None = None
     """[T, P] int64: candidate blocks of the candidate source, -1 padded; a row of only -1 admits every block."""
+    dp_tokens: list[int] | None = None
+    """T of every data-parallel rank, where there are several."""
     engram_rows: dict[int, torch.Tensor] = field(default_factory=dict)
     """Table rows to read, [T, columns] int64, by engram layer."""
     is_block: bool = False
@@ -43,7 +45,12 @@ class Step:
 
     @classmethod
     def from_metadata(
-        cls, metadata: "dict[str, PagedRowsMetadata]", positions: torch.Tensor, *, is_block: bool = False
+        cls,
+        metadata: "dict[str, PagedRowsMetadata]",
+        positions: torch.Tensor,
+        *,
+        is_block: bool = False,
+        dp_tokens: list[int] | None = None,
     ) -> "Step":
         """Build from vLLM's metadata by cache name; tokens that only pad the batch are left out."""
         any_group = next(iter(metadata.values()))
@@ -57,6 +64,7 @@ class Step:
             seq_lens=any_group.seq_lens.tolist(),
             tables={name: m.block_table for name, m in metadata.items()},
             is_block=is_block,
+            dp_tokens=dp_tokens,
         )
 
     def mark_images(self, ids: torch.Tensor, vision: VisionConfig) -> None:
@@ -97,7 +105,9 @@ class Step:
         return index, (index >= 0) & (index <= self.positions[end - 1])
 
     def take(self, rows: torch.Tensor, spans: list[tuple[int, int]], window_floor: torch.Tensor) -> "Step":
-        """The same step narrowed to some of its tokens: rows [T'] int64 ascending, with their new spans."""
+        """The same step narrowed to some of its tokens: rows [T'] int64 ascending, with their new spans.
+
+        `dp_tokens` stays: the other ranks decide about theirs."""
         return replace(
             self,
             positions=self.positions[rows],

@@ -10,6 +10,7 @@ from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts
 from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import check_shards
 from deepinfer_vllm.models.deepseek_v41.topology import check
+from deepinfer_vllm.models.deepseek_v41.verify_parallel import problems as parallel_problems
 from deepinfer_vllm.models.deepseek_v41.weights import checkpoint_directory
 from deepinfer_vllm.models.deepseek_v41.widen import BLOCK
 
@@ -63,14 +64,11 @@ def _take_over_quantisation(model_config: Any) -> None:
 
 def verify_engine(vllm_config: Any) -> None:
     """Refuse what the portable model does not do, naming the flag. Raises ValueError."""
-    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    config, cache = ModelConfig.from_hf(vllm_config.model_config.hf_config), vllm_config.cache_config
     hybrid_off = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
-    problems = [
+    problems = parallel_problems(config, vllm_config.parallel_config) + [
         f"{flag}={value} (must be {allowed})"
         for flag, value, allowed, bad in (
-            ("--tensor-parallel-size", parallel.tensor_parallel_size, "1", parallel.tensor_parallel_size > 1),
-            ("--pipeline-parallel-size", parallel.pipeline_parallel_size, "1", parallel.pipeline_parallel_size > 1),
-            ("--enable-expert-parallel", parallel.enable_expert_parallel, "off", parallel.enable_expert_parallel),
             ("--kv-cache-dtype", cache.cache_dtype, "auto", cache.cache_dtype not in ("auto", "float32", "bfloat16")),
             ("--block-size", cache.block_size, "even", bool(cache.block_size and cache.block_size % 2)),
             ("--speculative-config", "set", "unset", vllm_config.speculative_config is not None),
@@ -81,7 +79,4 @@ def verify_engine(vllm_config: Any) -> None:
         if bad
     ]
     if problems:
-        raise ValueError(
-            f"The portable DeepSeek-V4.1 cannot run with {', '.join(problems)}. "
-            "Change these, or use --data-parallel-size for more throughput"
-        )
+        raise ValueError(f"The portable DeepSeek-V4.1 cannot run with {', '.join(problems)}. Change these")

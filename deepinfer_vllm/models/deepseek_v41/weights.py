@@ -16,7 +16,7 @@ from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 from deepinfer_vllm.models.deepseek_v41.widen import widened
 
-_EXPERT = re.compile(r"((?:layers|mtp)\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
+_EXPERT = re.compile(r"((?:layers|mtp)\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.(?:weight|scale)")
 _HYPER = re.compile(r"((?:layers|mtp)\.\d+)\.hc_(attn|ffn)_(fn|base|scale)")
 _TABLE = re.compile(r"layers\.\d+\.engram\.embed\.(weight|scale)")
 _DRAFT = re.compile(r"mtp\.")
@@ -65,7 +65,13 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[s
     missing = expected_names(model)
     unexpected: list[str] = []
     misshapen: list[str] = []
-    for name, tensor in widened(tensors):
+
+    def is_elsewhere(name: str) -> bool:
+        """Whether a tensor is of an expert that another rank holds."""
+        expert = _EXPERT.fullmatch(name)
+        return bool(expert and expert[1] in modules and modules[expert[1]].is_elsewhere(int(expert[2])))
+
+    for name, tensor in widened((name, t) for name, t in tensors if not is_elsewhere(name)):
         if name not in missing:
             unexpected.append(name)
             continue
@@ -75,7 +81,8 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[s
                 modules[match[1]].load(int(match[2]), match[3], tensor)
             else:
                 parameter = parameters[_HYPER.sub(r"\1.hc_\2.\3", name)]
-                shape = vocabulary if name in ("embed.weight", "head.weight") else parameter.shape
+                shape = getattr(parameter, "published_shape", parameter.shape)  # of which a rank may hold a part
+                shape = vocabulary if name in ("embed.weight", "head.weight") else shape
                 if tensor.shape != shape:  # loaders and copy_ would broadcast
                     raise ValueError(f"{list(tensor.shape)} into {list(shape)}")
                 getattr(parameter, "weight_loader", _copy)(parameter, tensor)
@@ -92,11 +99,11 @@ def _copy(parameter: torch.Tensor, tensor: torch.Tensor) -> None:
 def expected_names(model: nn.Module) -> set[str]:
     """Every tensor that is loaded, by its name in a checkpoint; Engram tables are not among them."""
     names: set[str] = set()
-    for name, parameter in model.named_parameters():
+    for name, _ in model.named_parameters():
         if name.endswith(("ffn.experts.w13", "ffn.experts.w2")):
             stem, stacked = name.rsplit(".", 1)
             parts = ("w1", "w3") if stacked == "w13" else ("w2",)
-            names.update(f"{stem}.{e}.{w}.weight" for e in range(parameter.shape[0]) for w in parts)
+            names.update(f"{stem}.{e}.{w}.weight" for e in model.get_submodule(stem).shard.experts for w in parts)
         else:
             names.add(re.sub(r"\.hc_(attn|ffn)\.", r".hc_\1_", name))
     return names

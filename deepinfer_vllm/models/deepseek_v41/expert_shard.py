@@ -1,0 +1,57 @@
+"""Which of the routed experts' weights one process holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_dp_group, get_tp_group
+
+from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ExpertShard:
+    """One rank's part of every layer's routed experts: some of them whole, or a slice of the inner width of all."""
+
+    experts: Sequence[int]
+    """Those held, in the order they are stacked."""
+    inner: range
+    """Of each one's inner width."""
+
+    @classmethod
+    def plan(
+        cls, config: ModelConfig, rank: int, ranks: int, *, by_expert: bool, placement: str = "linear"
+    ) -> "ExpertShard":
+        """The part of `rank` among `ranks`. `placement` is vLLM's --expert-placement-strategy, for `by_expert`."""
+        inner = config.moe_intermediate_size
+        if ranks == 1:
+            return cls(range(config.num_experts), range(inner))
+        if not by_expert:
+            width = inner // ranks
+            return cls(range(config.num_experts), range(rank * width, (rank + 1) * width))
+        from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
+
+        _, place, _ = determine_expert_map(ranks, rank, config.num_experts, placement)
+        return cls((place >= 0).nonzero().flatten().tolist(), range(inner))
+
+    @classmethod
+    def here(cls, config: ModelConfig) -> "ExpertShard":
+        """The part of this process, by vLLM's groups and the configuration in force."""
+        tp, dp = get_tp_group(), get_dp_group()
+        parallel = get_current_vllm_config().parallel_config
+        return cls.plan(
+            config,
+            dp.rank_in_group * tp.world_size + tp.rank_in_group,
+            dp.world_size * tp.world_size,
+            by_expert=parallel.enable_expert_parallel,
+            placement=parallel.expert_placement_strategy,
+        )
+
+    def places(self, num_experts: int) -> torch.Tensor | None:
+        """[num_experts] int64: where each expert is stacked, one past the last if elsewhere. None: all are held."""
+        if len(self.experts) == num_experts:
+            return None
+        places = torch.full((num_experts,), len(self.experts))
+        places[list(self.experts)] = torch.arange(len(self.experts))
+        return places

@@ -1,0 +1,86 @@
+"""What of the model this process holds, and how the partial results of several processes become whole.
+
+| part | split over | made whole by |
+|---|---|---|
+| attention heads, their sinks, output groups | tensor-parallel (TP) ranks | a sum in wo_b |
+| the shared expert's inner width | TP ranks | one sum with the routed experts' |
+| the routed experts' inner width | data-parallel (DP) times TP ranks | tokens gathered over DP, sums returned |
+| or whole routed experts (--enable-expert-parallel) | the same ranks | the same |
+| embedding and head | TP ranks | vLLM's layers |
+
+All else is held by every rank. DP ranks serve requests of their own, so what they bring to the experts differs in
+length, and one without requests still has to take part: the others wait for it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed
+from torch import nn
+from vllm.distributed import get_dp_group, get_tp_group
+from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
+
+
+def column_linear(inputs: int, outputs: int, prefix: str) -> LinearBase:
+    """y = x W^T, each TP rank with its part of y."""
+    return _split(
+        ColumnParallelLinear(inputs, outputs, bias=False, gather_output=False, return_bias=False, prefix=prefix), dim=0
+    )
+
+
+def row_linear(inputs: int, outputs: int, prefix: str, *, reduce: bool = True) -> LinearBase:
+    """y = x W^T from each TP rank's part of x. Without `reduce` the result is this rank's share of a sum."""
+    return _split(
+        RowParallelLinear(inputs, outputs, bias=False, reduce_results=reduce, return_bias=False, prefix=prefix), dim=1
+    )
+
+
+def _split(linear: LinearBase, dim: int) -> LinearBase:
+    for parameter in linear.parameters():
+        parameter.published_shape = split_shape(parameter.shape, dim)
+    return linear
+
+
+def split_shape(shape: Sequence[int], dim: int) -> tuple[int, ...]:
+    """The shape of what is published, of which each TP rank holds `shape`, split along `dim`."""
+    return tuple(size * get_tp_group().world_size if i == dim else size for i, size in enumerate(shape))
+
+
+def row_split(parameter: nn.Parameter) -> nn.Parameter:
+    """Mark a parameter as this TP rank's rows of the published tensor."""
+    ranks, rank = get_tp_group().world_size, get_tp_group().rank_in_group
+
+    def load(parameter: torch.Tensor, tensor: torch.Tensor) -> None:
+        parameter.data.copy_(tensor.chunk(ranks)[rank])
+
+    parameter.published_shape = split_shape(parameter.shape, 0)
+    parameter.weight_loader = load
+    return parameter
+
+
+def sum_over_tp(partial: torch.Tensor) -> torch.Tensor:
+    """The sum of every TP rank's tensor."""
+    out: torch.Tensor = get_tp_group().all_reduce(partial)
+    return out
+
+
+def gather_over_dp(tensors: list[torch.Tensor], tokens: list[int]) -> list[torch.Tensor]:
+    """Each [tokens of this rank, ...] to [all tokens, ...], in rank order. `tokens`: of every DP rank."""
+    out: list[torch.Tensor] = get_dp_group().all_gatherv(tensors, dim=0, sizes=tokens)
+    return out
+
+
+def return_over_dp(partial: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """Sum every DP rank's [all tokens, ...], each rank taking its own tokens' rows."""
+    out: torch.Tensor = get_dp_group().reduce_scatterv(partial, dim=0, sizes=tokens)
+    return out
+
+
+def tokens_over_dp(count: int) -> list[int]:
+    """Every DP rank's token count, where vLLM's metadata do not know it. All ranks must call this together."""
+    group = get_dp_group()
+    counts = torch.zeros(group.world_size, dtype=torch.int64)
+    counts[group.rank_in_group] = count
+    torch.distributed.all_reduce(counts, group=group.cpu_group)
+    out: list[int] = counts.tolist()
+    return out
