@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     DEEPINFER_VLLM_MODEL: Literal["auto", "portable", "upstream"]
     DEEPINFER_VLLM_DECODER_REPLAY: bool
     DEEPINFER_VLLM_NUMERICS: Literal["plain", "qat"]
+    DEEPINFER_VLLM_WEIGHTS: Literal["packed", "bf16", "fp32"]
 
 Value = str | bool
 
@@ -62,6 +63,13 @@ TABLE: dict[str, Variable] = {
             ("plain", "qat"),
             default="plain",
             doc="`qat` fake-quantises the KV cache and the indexer as the released model was trained.",
+        ),
+        _choice(
+            "DEEPINFER_VLLM_WEIGHTS",
+            ("packed", "bf16", "fp32"),
+            default="packed",
+            doc="How linears and experts are held. `packed`: as in the checkpoint, quantised ones widened as they are"
+            " used and plain ones in the model's dtype. `bf16`, `fp32`: widened to that at load, for more memory.",
         ),
     )
 }

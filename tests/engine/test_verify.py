@@ -20,6 +20,25 @@ def test_golden_directories(name: str, capsys: pytest.CaptureFixture[str]) -> No
         assert f"{what}: " in out and "0 outside their limits" in out
 
 
+@pytest.mark.parametrize("weights", ["bf16", "fp32"])  # the default is packed
+def test_a_quantised_checkpoint_widened_at_load(
+    weights: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPINFER_VLLM_WEIGHTS", weights)
+    assert run(["checkpoint", "verify", str(GOLDEN / "v41-tiny-a-fp8")]) == 0
+    assert capsys.readouterr().out.count("0 outside their limits") == 4
+
+
+@pytest.mark.parametrize("weights", ["packed", "bf16", "fp32"])
+def test_a_quantised_checkpoint_in_bfloat16(
+    weights: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPINFER_VLLM_WEIGHTS", weights)
+    arguments = ["--dtype", "bfloat16", "--numerics", "qat", "--backend", "bare"]
+    assert run(["checkpoint", "verify", str(GOLDEN / "v41-tiny-a-fp8"), *arguments]) == 0
+    assert "bare, bfloat16, qat" in capsys.readouterr().out
+
+
 def test_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["checkpoint", "verify", str(GOLDEN / "v41-tiny-a"), "--dtype", "bfloat16", "--numerics", "qat"]) == 0
     assert "engine, bfloat16, qat" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
-from deepinfer_vllm.models.deepseek_v41.safetensors_map import check_shards, find_shard, map_tensor
+from deepinfer_vllm.models.deepseek_v41.safetensors_map import find_shard, map_tensor, stored_tensors
 from small_model import normal
 
 INDEX = "model.safetensors.index.json"
@@ -65,11 +65,11 @@ def test_the_index_decides(tmp_path: Path) -> None:
 )
 def test_a_shard_cut_off_is_named(tmp_path: Path, keep_bytes: int, message: str) -> None:
     two_shards(tmp_path)
-    check_shards(tmp_path)
+    stored_tensors(tmp_path)
     file = tmp_path / "model-00002-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:keep_bytes])
     with pytest.raises(CheckpointError, match=message):
-        check_shards(tmp_path)
+        stored_tensors(tmp_path)
     with pytest.raises(CheckpointError, match=message):
         map_tensor(file, "d")
 
@@ -82,7 +82,7 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes) -> None
     with pytest.raises(
         CheckpointError, match=r"model\.safetensors (has no|ends within its) .*header .*Fetch the file again"
     ):
-        check_shards(tmp_path)
+        stored_tensors(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{oops", "[]", "{}", '{"weight_map": 3}'])

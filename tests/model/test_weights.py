@@ -102,7 +102,7 @@ def test_one_error_lists_everything(model: DeepseekV41ForCausalLM, directory: Pa
     message = str(error.value)
     assert "2 unexpected: layers.0.attn.compressor.wgate.weight, imagery.weight;" in message
     assert "3 missing: layers.0.hc_ffn_base, layers.1.ffn.experts.3.w2.weight, norm.weight;" in message
-    assert f"{len(wrong)} of the wrong shape: " in message, message
+    assert f"{len(wrong)} that do not fit: " in message, message
     for name, shape in wrong.items():
         assert f"{name} ({list(shape)} into [" in message
     assert message.endswith("Check that the config belongs to these files and that no shard is missing")

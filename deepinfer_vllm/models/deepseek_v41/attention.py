@@ -22,6 +22,7 @@ from deepinfer_vllm.models.deepseek_v41.parallel import column_linear, row_linea
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies, rotate
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
+from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage, held_weight, packed_or_plain
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
@@ -42,6 +43,7 @@ class Attention(nn.Module):
         *,
         windows: Windows,
         rebuilt: bool,
+        storage: WeightStorage | None = None,
     ) -> None:
         super().__init__()
         self.role, self.numerics = role, numerics
@@ -51,16 +53,21 @@ class Attention(nn.Module):
         self.skips_rows = rebuilt
 
         def linear(inputs: int, outputs: int, name: str) -> nn.Module:
-            return ReplicatedLinear(inputs, outputs, bias=False, return_bias=False, prefix=f"{prefix}.{name}")
+            return ReplicatedLinear(
+                inputs, outputs, bias=False, return_bias=False, quant_config=storage, prefix=f"{prefix}.{name}"
+            )
 
         self.wq_a = linear(config.hidden_size, config.q_lora_rank, "wq_a")
         self.q_norm = RMSNorm(config.q_lora_rank, config.norm_eps)
-        self.wq_b = column_linear(config.q_lora_rank, config.num_heads * self.head_dim, f"{prefix}.wq_b")
+        self.wq_b = column_linear(config.q_lora_rank, config.num_heads * self.head_dim, f"{prefix}.wq_b", storage)
         self.wkv = linear(config.hidden_size, self.head_dim, "wkv")
         self.kv_norm = RMSNorm(self.head_dim, config.norm_eps)
         groups = config.o_groups // ranks
-        self.wo_a = GroupedLinear(groups, self.heads * self.head_dim // groups, config.o_lora_rank, dtype)
-        self.wo_b = row_linear(config.o_groups * config.o_lora_rank, config.hidden_size, f"{prefix}.wo_b")
+        group_width = self.heads * self.head_dim // groups
+        self.wo_a = GroupedLinear(
+            groups, group_width, config.o_lora_rank, dtype, storage=storage, prefix=f"{prefix}.wo_a"
+        )
+        self.wo_b = row_linear(config.o_groups * config.o_lora_rank, config.hidden_size, f"{prefix}.wo_b", storage)
         self.attn_sink = row_split(nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False))
 
         kept = windows.rebuilt if rebuilt else windows.attention
@@ -68,7 +75,7 @@ class Attention(nn.Module):
             f"{prefix}.window", window_spec(block_size, self.head_dim, dtype, kept, rebuilt=rebuilt), registry
         )
         if role.selects:
-            self.indexer = Indexer(config, role, numerics, f"{prefix}.indexer")
+            self.indexer = Indexer(config, role, numerics, f"{prefix}.indexer", storage)
         if role.writes_rows:
             self.compressor = Compressor(
                 config, role.ratio, numerics, block_size, dtype, registry, f"{prefix}.compressor", windows
@@ -131,15 +138,32 @@ class Attention(nn.Module):
 
 
 class GroupedLinear(nn.Module):
-    """Block-diagonal projection: each group of heads by its own matrix. weight [groups * outputs, inputs]."""
+    """Block-diagonal projection: each group of heads by its own matrix. weight [groups * outputs, inputs].
 
-    def __init__(self, groups: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    Where it is held packed, `scale` stands beside it.
+    """
+
+    def __init__(
+        self,
+        groups: int,
+        inputs: int,
+        outputs: int,
+        dtype: torch.dtype,
+        *,
+        storage: WeightStorage | None = None,
+        prefix: str = "",
+    ) -> None:
         super().__init__()
-        self.groups = groups
-        self.weight = row_split(nn.Parameter(torch.empty(groups * outputs, inputs, dtype=dtype), requires_grad=False))
+        self.groups, self.storage = groups, storage
+        held = dtype if storage is None else storage.held_dtype(f"{prefix}.weight")
+        for name, data in packed_or_plain(groups * outputs, inputs, held).items():
+            self.register_parameter(name, row_split(nn.Parameter(data, requires_grad=False)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, groups * inputs] to [T, groups * outputs]."""
+        if self.storage is not None and self.weight.dtype != x.dtype:
+            weight = held_weight(self.weight, self._parameters.get("scale"))
+            return self.storage.grouped_linear(x, weight, self.groups)
         parts = x.unflatten(-1, (self.groups, -1)).transpose(0, 1)
         weight = self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
         return torch.bmm(parts, weight).transpose(0, 1).flatten(1)

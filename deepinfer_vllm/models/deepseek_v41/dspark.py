@@ -20,6 +20,7 @@ from deepinfer_vllm.models.deepseek_v41.dspark_config import DraftConfig
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import CHECKPOINT_FILES
 from deepinfer_vllm.models.deepseek_v41.step import Step
+from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 
 
 class DSparkV41DraftModel(nn.Module):
@@ -33,7 +34,8 @@ class DSparkV41DraftModel(nn.Module):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
-        self.draft_config = DraftConfig.from_hf(vllm_config.speculative_config.draft_model_config.hf_config)
+        model_config = vllm_config.speculative_config.draft_model_config
+        self.draft_config = DraftConfig.from_hf(model_config.hf_config)
         self.config = config = self.draft_config.model
         self.model = DraftBlock(
             self.draft_config,
@@ -43,6 +45,11 @@ class DSparkV41DraftModel(nn.Module):
             vllm_config.compilation_config.static_forward_context,
             f"{prefix}." if prefix else "",
             rebuilt=config.replay_cut >= 0 and replay.enabled(vllm_config),
+            storage=WeightStorage(
+                vllm_config.model_config.dtype,
+                envs.DEEPINFER_VLLM_WEIGHTS,
+                weights.checkpoint_directory(model_config.model, model_config.revision),
+            ),
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
 

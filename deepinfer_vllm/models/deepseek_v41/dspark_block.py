@@ -22,6 +22,7 @@ from deepinfer_vllm.models.deepseek_v41.mhc import collapse
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.step import Step
+from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
@@ -38,6 +39,7 @@ class DraftBlock(nn.Module):
         prefix: str,
         *,
         rebuilt: bool,
+        storage: WeightStorage | None = None,
     ) -> None:
         super().__init__()
         self.config = config = draft.model
@@ -56,8 +58,9 @@ class DraftBlock(nn.Module):
                 f"{name}.attn",
                 windows=windows,
                 rebuilt=rebuilt,
+                storage=storage,
             )
-            layers.append(DecoderLayer(config, attention, None, MoE(config, dtype, f"{name}.ffn")))
+            layers.append(DecoderLayer(config, attention, None, MoE(config, dtype, f"{name}.ffn", storage)))
         self.mtp = nn.ModuleList(layers)
         # A checkpoint keeps what is there once in the first and the last layer.
         first, last = layers[0], layers[-1]
@@ -66,6 +69,7 @@ class DraftBlock(nn.Module):
             config.hidden_size,
             bias=False,
             return_bias=False,
+            quant_config=storage,
             prefix=f"{prefix}mtp.0.main_proj",
         )
         first.main_norm = RMSNorm(config.hidden_size, config.norm_eps)

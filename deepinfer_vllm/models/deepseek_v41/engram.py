@@ -11,6 +11,7 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from deepinfer_vllm.models.deepseek_v41.config import EngramConfig, ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram_table import EngramTable
+from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 
 MIN_DOT = 1e-6
 
@@ -18,7 +19,14 @@ MIN_DOT = 1e-6
 class Engram(nn.Module):
     """One layer's memory. `table` is set at load."""
 
-    def __init__(self, config: ModelConfig, engram: EngramConfig, dtype: torch.dtype, prefix: str) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        engram: EngramConfig,
+        dtype: torch.dtype,
+        prefix: str,
+        storage: WeightStorage | None = None,
+    ) -> None:
         super().__init__()
         self.streams, self.hidden, self.eps = config.hc_mult, config.hidden_size, config.norm_eps
         self.wkv = ReplicatedLinear(
@@ -26,6 +34,7 @@ class Engram(nn.Module):
             (self.streams + 1) * self.hidden,
             bias=False,
             return_bias=False,
+            quant_config=storage,
             prefix=f"{prefix}.wkv",
         )
         self.q_weight = nn.Parameter(torch.empty(self.streams, self.hidden, dtype=dtype), requires_grad=False)

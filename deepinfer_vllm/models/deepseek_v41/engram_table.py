@@ -7,8 +7,8 @@ import torch
 
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
+from deepinfer_vllm.models.deepseek_v41.quantised_matrix import BLOCK, E4M3, QuantisedMatrix
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import find_shard, map_tensor
-from deepinfer_vllm.models.deepseek_v41.widen import BLOCK, power_of_two
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,16 @@ class EngramTable:
     rows: torch.Tensor
     """[rows, dim], plain or e4m3."""
     scale: torch.Tensor | None = None
-    """[rows, dim / 32] ue8m0 bytes, for e4m3 rows."""
+    """[rows, ceil(dim / 32)] ue8m0 bytes, for e4m3 rows."""
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [*ids.shape, dim] on the host, plain values; ids int64 on any device."""
         ids = ids.to(self.rows.device)
         if self.scale is None:
             return self.rows[ids]
-        values = self.rows.view(torch.uint8)[ids].view(torch.float8_e4m3fn).float()
-        return (values.unflatten(-1, (-1, BLOCK)) * power_of_two(self.scale[ids]).unsqueeze(-1)).flatten(-2)
+        each = ids.flatten()
+        codes = self.rows.view(torch.uint8)[each].view(E4M3)
+        return QuantisedMatrix(codes, self.scale[each]).widen().view(*ids.shape, -1)
 
 
 def open_tables(config: ModelConfig, directory: Path) -> dict[int, EngramTable]:
@@ -38,8 +39,8 @@ def open_tables(config: ModelConfig, directory: Path) -> dict[int, EngramTable]:
     for layer_id, num_rows in zip(engram.layer_ids, engram.num_rows, strict=True):
         name = f"layers.{layer_id}.engram.embed"
         rows = _map(directory, f"{name}.weight", (num_rows, engram.head_dim))
-        quantised = rows.dtype == torch.float8_e4m3fn
-        scale = _map(directory, f"{name}.scale", (num_rows, engram.head_dim // BLOCK)) if quantised else None
+        quantised = rows.dtype == E4M3
+        scale = _map(directory, f"{name}.scale", (num_rows, -(-engram.head_dim // BLOCK))) if quantised else None
         tables[layer_id] = EngramTable(rows, scale)
     return tables
 

@@ -9,6 +9,15 @@ from torch import nn
 
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.expert_shard import ExpertShard
+from deepinfer_vllm.models.deepseek_v41.quantised_matrix import QuantisedMatrix
+from deepinfer_vllm.models.deepseek_v41.weight_storage import (
+    WeightStorage,
+    columns_of,
+    held_weight,
+    packed_or_plain,
+    put,
+    rows_of,
+)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
@@ -22,24 +31,45 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
 class Experts(nn.Module):
     """The routed experts, stacked: w13 [E, 2 * inner, hidden] (gate above up), w2 [E, hidden, inner].
 
-    Of several ranks, each has its `shard` of them; their results add up to that of the whole.
+    Where they are held packed, `w13_scale` and `w2_scale` stand beside them. Of several ranks, each has its `shard` of
+    them; their results add up to that of the whole.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, shard: ExpertShard) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        shard: ExpertShard,
+        *,
+        storage: WeightStorage | None = None,
+        prefix: str = "",
+    ) -> None:
         super().__init__()
         e, inner, hidden = len(shard.experts), len(shard.inner), config.hidden_size
-        self.shard, self.inner, self.limit = shard, inner, config.swiglu_limit
+        self.shard, self.inner, self.limit, self.storage = shard, inner, config.swiglu_limit, storage
         self.num_experts, self.published_inner = config.num_experts, config.moe_intermediate_size
         self.register_buffer("places", shard.places(config.num_experts), persistent=False)
-        self.w13 = nn.Parameter(torch.empty(e, 2 * inner, hidden, dtype=dtype), requires_grad=False)
-        self.w2 = nn.Parameter(torch.empty(e, hidden, inner, dtype=dtype), requires_grad=False)
+        part = None if inner == self.published_inner else shard.inner
+        for name, first, rows, columns, cut in (
+            ("w13", "w1", 2 * inner, hidden, None),
+            ("w2", "w2", hidden, inner, part),
+        ):
+            held = dtype if storage is None else storage.held_dtype(f"{prefix}.0.{first}.weight", cut)
+            for kind, data in packed_or_plain(rows, columns, held, e).items():
+                parameter = nn.Parameter(data, requires_grad=False)
+                self.register_parameter(name if kind == "weight" else f"{name}_scale", parameter)
 
     def is_elsewhere(self, expert: int) -> bool:
         """Whether another rank holds this expert."""
         return expert < self.num_experts and expert not in self.shard.experts
 
-    def load(self, expert: int, name: str, weight: torch.Tensor) -> None:
-        """Put this rank's part of one expert's w1, w2 or w3 in its place. Raises ValueError for another shape."""
+    def held(self, name: str, place: int) -> torch.Tensor | QuantisedMatrix:
+        """w13 [2 * inner, hidden] or w2 [hidden, inner] of the expert at `place`, as held; nothing is copied."""
+        scale = self._parameters.get(f"{name}_scale")
+        return held_weight(self._parameters[name][place], None if scale is None else scale[place])
+
+    def load(self, expert: int, name: str, weight: torch.Tensor | QuantisedMatrix) -> None:
+        """Put this rank's part of one expert's w1, w2 or w3 in its place. Raises ValueError for what does not fit."""
         hidden = self.w2.shape[1]
         published = (hidden, self.published_inner) if name == "w2" else (self.published_inner, hidden)
         if weight.shape != published:  # copy_ would broadcast
@@ -47,9 +77,14 @@ class Experts(nn.Module):
         place = self.shard.experts.index(expert)
         part = slice(self.shard.inner.start, self.shard.inner.stop)
         if name == "w2":
-            self.w2[place].copy_(weight[:, part])
+            put(weight, self.held("w2", place), lambda w: columns_of(w, part))
         else:
-            self.w13[place].chunk(2)[name == "w3"].copy_(weight[part])
+            half = slice(0, self.inner) if name == "w1" else slice(self.inner, 2 * self.inner)
+            put(weight, rows_of(self.held("w13", place), half), lambda w: rows_of(w, part))
+
+    def _linear(self, x: torch.Tensor, name: str, place: int) -> torch.Tensor:
+        weight = self.held(name, place)
+        return nn.functional.linear(x, weight) if self.storage is None else self.storage.linear(x, weight)
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """x [T, hidden], experts and weights [T, k] to [T, hidden] float32."""
@@ -64,8 +99,8 @@ class Experts(nn.Module):
         for expert, count in enumerate(counts):
             if count:
                 part = slice(start, start + count)
-                gate, up = nn.functional.linear(x[token[part]], self.w13[expert]).chunk(2, dim=-1)
+                gate, up = self._linear(x[token[part]], "w13", expert).chunk(2, dim=-1)
                 inner = (weight[part] * swiglu(gate, up, self.limit)).to(x.dtype)
-                out.index_add_(0, token[part], nn.functional.linear(inner, self.w2[expert]).float())
+                out.index_add_(0, token[part], self._linear(inner, "w2", expert).float())
             start += count
         return out

@@ -19,6 +19,7 @@ from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, rotate
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topk import ascending, stable_topk
 from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
+from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 
 WORKSPACE_BYTES = 64 << 20
 """Scores of one chunk of tokens, all heads; bounds memory, not the result."""
@@ -27,13 +28,25 @@ WORKSPACE_BYTES = 64 << 20
 class Indexer(nn.Module):
     """Queries of one index source; a KV source also owns the keys' projection."""
 
-    def __init__(self, config: ModelConfig, role: LayerRole, numerics: Numerics, prefix: str) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        role: LayerRole,
+        numerics: Numerics,
+        prefix: str,
+        storage: WeightStorage | None = None,
+    ) -> None:
         super().__init__()
         self.role, self.numerics = role, numerics
         self.heads, self.dim, self.topk = config.index_heads, config.index_head_dim, config.index_topk
         self.blocks, self.block_size = config.candidate_blocks, config.candidate_block_size
         self.wq_b = ReplicatedLinear(
-            config.q_lora_rank, self.heads * self.dim, bias=False, return_bias=False, prefix=f"{prefix}.wq_b"
+            config.q_lora_rank,
+            self.heads * self.dim,
+            bias=False,
+            return_bias=False,
+            quant_config=storage,
+            prefix=f"{prefix}.wq_b",
         )
         self.weights_proj = ReplicatedLinear(
             config.hidden_size, self.heads, bias=False, return_bias=False, prefix=f"{prefix}.weights_proj"

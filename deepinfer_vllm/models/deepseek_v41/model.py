@@ -31,6 +31,7 @@ from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import CHECKPOINT_FILES
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import check, layer_role
+from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
@@ -56,6 +57,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
         compat.add_cpu_collectives()
         if self.replay:
             compat.hook_runner()
+        storage = WeightStorage(dtype, envs.DEEPINFER_VLLM_WEIGHTS, self.directory)
         windows = Windows.plan(config, replay_tokens=config.window if self.replay else 0)
         base = f"{prefix}." if prefix else ""
 
@@ -75,10 +77,12 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
                 f"{name}.attn",
                 windows=windows,
                 rebuilt=self.replay and layer_id > config.replay_cut,
+                storage=storage,
             )
-            has_engram = config.engram is not None and layer_id in config.engram.layer_ids
-            engram = Engram(config, config.engram, dtype, f"{name}.engram") if config.engram and has_engram else None
-            layers.append(DecoderLayer(config, attention, engram, MoE(config, dtype, f"{name}.ffn")))
+            engram = None
+            if config.engram is not None and layer_id in config.engram.layer_ids:
+                engram = Engram(config, config.engram, dtype, f"{name}.engram", storage)
+            layers.append(DecoderLayer(config, attention, engram, MoE(config, dtype, f"{name}.ffn", storage)))
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=f"{base}head")

@@ -14,19 +14,20 @@ from deepinfer_vllm.models.deepseek_v41.parallel import (
     sum_over_tp,
 )
 from deepinfer_vllm.models.deepseek_v41.router import Router
+from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 
 
 class SharedExpert(nn.Module):
     """The expert every token passes; `n_shared_experts` of them are one wider expert."""
 
-    def __init__(self, config: ModelConfig, prefix: str) -> None:
+    def __init__(self, config: ModelConfig, prefix: str, storage: WeightStorage | None = None) -> None:
         super().__init__()
         inner = config.moe_intermediate_size * config.num_shared_experts
         self.limit = config.swiglu_limit
 
-        self.w1 = column_linear(config.hidden_size, inner, f"{prefix}.w1")
-        self.w2 = row_linear(inner, config.hidden_size, f"{prefix}.w2", reduce=False)
-        self.w3 = column_linear(config.hidden_size, inner, f"{prefix}.w3")
+        self.w1 = column_linear(config.hidden_size, inner, f"{prefix}.w1", storage)
+        self.w2 = row_linear(inner, config.hidden_size, f"{prefix}.w2", storage, reduce=False)
+        self.w3 = column_linear(config.hidden_size, inner, f"{prefix}.w3", storage)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] to this tensor-parallel rank's share of [T, hidden]."""
@@ -36,12 +37,14 @@ class SharedExpert(nn.Module):
 class MoE(nn.Module):
     """Router, routed experts and shared expert of one layer."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, prefix: str) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, prefix: str, storage: WeightStorage | None = None
+    ) -> None:
         super().__init__()
         self.gate = Router(config)
-        self.experts = Experts(config, dtype, ExpertShard.here(config))
+        self.experts = Experts(config, dtype, ExpertShard.here(config), storage=storage, prefix=f"{prefix}.experts")
         if config.num_shared_experts:
-            self.shared_experts = SharedExpert(config, f"{prefix}.shared_experts")
+            self.shared_experts = SharedExpert(config, f"{prefix}.shared_experts", storage)
 
     def forward(
         self, x: torch.Tensor, is_image: torch.Tensor | None = None, dp_tokens: list[int] | None = None

@@ -20,19 +20,25 @@ from torch import nn
 from vllm.distributed import get_dp_group, get_tp_group
 from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
 
+from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 
-def column_linear(inputs: int, outputs: int, prefix: str) -> LinearBase:
+
+def column_linear(inputs: int, outputs: int, prefix: str, storage: WeightStorage | None = None) -> LinearBase:
     """y = x W^T, each TP rank with its part of y."""
-    return _split(
-        ColumnParallelLinear(inputs, outputs, bias=False, gather_output=False, return_bias=False, prefix=prefix), dim=0
+    linear = ColumnParallelLinear(
+        inputs, outputs, bias=False, gather_output=False, return_bias=False, quant_config=storage, prefix=prefix
     )
+    return _split(linear, dim=0)
 
 
-def row_linear(inputs: int, outputs: int, prefix: str, *, reduce: bool = True) -> LinearBase:
+def row_linear(
+    inputs: int, outputs: int, prefix: str, storage: WeightStorage | None = None, *, reduce: bool = True
+) -> LinearBase:
     """y = x W^T from each TP rank's part of x. Without `reduce` the result is this rank's share of a sum."""
-    return _split(
-        RowParallelLinear(inputs, outputs, bias=False, reduce_results=reduce, return_bias=False, prefix=prefix), dim=1
+    linear = RowParallelLinear(
+        inputs, outputs, bias=False, reduce_results=reduce, return_bias=False, quant_config=storage, prefix=prefix
     )
+    return _split(linear, dim=1)
 
 
 def _split(linear: LinearBase, dim: int) -> LinearBase:

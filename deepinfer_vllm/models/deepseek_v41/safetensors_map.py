@@ -21,10 +21,17 @@ _DTYPES: dict[str, tuple[type, torch.dtype]] = {
 }
 
 
-def check_shards(directory: Path) -> None:
-    """Raises CheckpointError for a shard that is cut off or otherwise no safetensors file; reads headers only."""
+def stored_tensors(directory: Path) -> dict[str, dict]:  # type: ignore[type-arg]
+    """Every tensor of every shard by name: `dtype` as safetensors names it, `shape`, `data_offsets`.
+
+    Reads headers only. Empty for what is not a directory. Raises CheckpointError for a shard that is cut off or
+    otherwise no safetensors file.
+    """
+    entries = {}
     for shard in sorted(directory.glob(CHECKPOINT_FILES)):
-        _header(shard)
+        entries.update(_header(shard)[0])
+    entries.pop("__metadata__", None)
+    return entries
 
 
 def find_shard(directory: Path, name: str) -> Path | None:

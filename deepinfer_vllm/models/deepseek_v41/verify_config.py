@@ -8,11 +8,11 @@ from deepinfer_vllm import compat, envs
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts
 from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
-from deepinfer_vllm.models.deepseek_v41.safetensors_map import check_shards
+from deepinfer_vllm.models.deepseek_v41.quantised_matrix import BLOCK
+from deepinfer_vllm.models.deepseek_v41.quantised_shards import check_quantised
 from deepinfer_vllm.models.deepseek_v41.topology import check
 from deepinfer_vllm.models.deepseek_v41.verify_parallel import problems as parallel_problems
 from deepinfer_vllm.models.deepseek_v41.weights import checkpoint_directory
-from deepinfer_vllm.models.deepseek_v41.widen import BLOCK
 
 NEEDS_TOKEN_IDS = (
     "This DeepSeek-V4.1 has Engram layers, which hash token ids; prompt embeddings have none. Send text or token ids"
@@ -31,7 +31,7 @@ def verify_model(model_config: Any) -> None:
     _take_over_quantisation(model_config)
     config = ModelConfig.from_hf(hf)
     check(config)
-    check_shards(Path(model_config.model))  # nothing is found in what is not a directory
+    check_quantised(Path(model_config.model))  # nothing is found in what is not a directory
     if config.engram is not None:
         hash_layouts(config.engram)
         open_tables(config, checkpoint_directory(model_config.model, model_config.revision))
@@ -45,7 +45,7 @@ def verify_model(model_config: Any) -> None:
 
 
 def _take_over_quantisation(model_config: Any) -> None:
-    """The published format is widened as it is read, so vLLM must see a plain checkpoint."""
+    """`WeightStorage` reads the published format, so vLLM must see a plain checkpoint."""
     hf = model_config.hf_config
     quantisation = getattr(hf, "quantization_config", None)
     if not quantisation:
