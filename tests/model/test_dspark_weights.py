@@ -88,7 +88,7 @@ def test_one_error_lists_everything(model: Any, tensors: Tensors) -> None:
     message = str(error.value)
     assert "2 unexpected: mtp.0.norm.weight, mtp.3.attn_norm.weight;" in message
     assert "3 missing: mtp.0.main_proj.weight, mtp.1.ffn.experts.0.w1.weight, mtp.1.hc_attn_base;" in message
-    assert "2 of the wrong shape: " in message
+    assert "2 that do not fit: " in message
     assert "mtp.2.markov_head.embed.weight ([1, 32] into [1024, 32])" in message
 
 
