@@ -19,7 +19,7 @@ NUMERICS = {"plain": "plain", "qat": "qat", "bf16": "qat"}
 
 
 @contextmanager
-def _environment(numerics: str, *, replay: bool = False) -> Iterator[None]:
+def _environment(numerics: str, *, replay: bool = False, runner: str | None = None) -> Iterator[None]:
     """Our model with the numerics asked for; vLLM in this process, quiet, its sampler not compiled."""
     quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     values = {
@@ -28,11 +28,15 @@ def _environment(numerics: str, *, replay: bool = False) -> Iterator[None]:
         "DEEPINFER_VLLM_DECODER_REPLAY": "1" if replay else "0",
         **{name: os.environ.get(name, value) for name, value in quiet.items()},
     }
+    if runner is not None:
+        values["VLLM_USE_V2_MODEL_RUNNER"] = {"V1": "0", "V2": "1"}[runner]
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
+        from vllm.envs import disable_envs_cache
         from vllm.plugins import load_general_plugins
 
+        disable_envs_cache()  # an engine that ran here before has frozen its own
         load_general_plugins()
         yield
     finally:
@@ -92,9 +96,19 @@ class EngineBackend:
 
     name = "engine"
 
-    def __init__(self, directory: Path, dtype: str, numerics: str, *, replay: bool = False, **engine_args: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dtype: str,
+        numerics: str,
+        *,
+        replay: bool = False,
+        runner: str | None = None,
+        **engine_args: Any,
+    ) -> None:
+        """`runner`: "V1" or "V2" of vLLM; None is the environment's choice."""
         with ExitStack() as stack:
-            stack.enter_context(_environment(numerics, replay=replay))
+            stack.enter_context(_environment(numerics, replay=replay, runner=runner))
             self._start(directory, dtype, engine_args)
             stack.callback(self._stop)
             self._stack = stack.pop_all()

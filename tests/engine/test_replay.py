@@ -7,6 +7,7 @@ import torch
 
 from deepinfer_vllm.checkpoint.backends import EngineBackend
 from deepinfer_vllm.checkpoint.interface import Generation
+from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 from engine.harness import (
     GOLDEN,
     Engine,
@@ -21,6 +22,12 @@ from reference.model import Reference
 
 WINDOW = 16
 MAX_ABS = 2e-4
+
+
+@pytest.fixture(params=["V1", "V2"])
+def runner(request: pytest.FixtureRequest) -> str:
+    """Both of vLLM's model runners."""
+    return str(request.param)
 
 
 @cache
@@ -44,9 +51,9 @@ def tokens_through_last_layer(backend: EngineBackend) -> list[int]:
     return counts
 
 
-def test_a_prompt_in_one_chunk(engine: Engine) -> None:
+def test_a_prompt_in_one_chunk(engine: Engine, runner: str) -> None:
     prompts = [p.input_ids.tolist() for p in golden_prompts("v41-tiny-a")]
-    with engine("v41-tiny-a", replay=True) as backend:
+    with engine("v41-tiny-a", replay=True, runner=runner) as backend:
         poison(backend)
         counts = tokens_through_last_layer(backend)
         first = backend.generate_many(prompts, 24)
@@ -62,19 +69,19 @@ def test_a_prompt_in_one_chunk(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("chunk", [64, 17])
-def test_a_prompt_in_chunks(engine: Engine, chunk: int) -> None:
+def test_a_prompt_in_chunks(engine: Engine, runner: str, chunk: int) -> None:
     prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()
     last = (len(prompt) - 1) // chunk * chunk  # where the last chunk starts
     kept_before = last - WINDOW if len(prompt) - last <= WINDOW else len(prompt) - WINDOW
-    with engine("v41-tiny-a", replay=True, max_num_batched_tokens=chunk) as backend:
+    with engine("v41-tiny-a", replay=True, runner=runner, max_num_batched_tokens=chunk) as backend:
         poison(backend)
         assert_truncated(backend.generate(prompt, 24), prompt, kept_before)
 
 
-def test_a_hit_followed_by_chunks_within_the_window(engine: Engine) -> None:
+def test_a_hit_followed_by_chunks_within_the_window(engine: Engine, runner: str) -> None:
     prompt = golden_prompts("v41-tiny-a")[4]
     ids = prompt.input_ids.tolist()
-    with engine("v41-tiny-a", replay=True, max_num_batched_tokens=8, max_num_seqs=4) as backend:
+    with engine("v41-tiny-a", replay=True, runner=runner, max_num_batched_tokens=8, max_num_seqs=4) as backend:
         poison(backend)
         whole = backend.generate(ids, 24)  # no chunk exceeds the window, so nothing is skipped
         assert prompt.gen_logits is not None and whole.logits is not None
@@ -83,9 +90,9 @@ def test_a_hit_followed_by_chunks_within_the_window(engine: Engine) -> None:
         assert_truncated(backend.generate(ids, 24), ids, 256 - WINDOW)
 
 
-def test_prompt_logprobs_keep_every_row(engine: Engine) -> None:
+def test_prompt_logprobs_keep_every_row(engine: Engine, runner: str) -> None:
     prompts = golden_prompts("v41-tiny-a")
-    with engine("v41-tiny-a", replay=True) as backend:
+    with engine("v41-tiny-a", replay=True, runner=runner) as backend:
         poison(backend)
         for prompt in prompts[3:]:
             assert prompt.logits_last8 is not None and prompt.argmax is not None
@@ -94,18 +101,18 @@ def test_prompt_logprobs_keep_every_row(engine: Engine) -> None:
             assert torch.equal(logits.argmax(-1), prompt.argmax.long())
 
 
-def test_prompt_logprobs_keep_every_row_after_preemption(engine: Engine) -> None:
+def test_prompt_logprobs_keep_every_row_after_preemption(engine: Engine, runner: str) -> None:
     prompt = golden_prompts("v41-tiny-a")[4]
-    with engine("v41-tiny-a", replay=True) as backend:
+    with engine("v41-tiny-a", replay=True, runner=runner) as backend:
         preempt_all_every(backend, 6)
         answer = backend.generate_many([prompt.input_ids.tolist()], 24, prompt_logprobs=0)[0]
         assert prompt.gen_logits is not None and answer.logits is not None
         assert (answer.logits - prompt.gen_logits).abs().max() <= MAX_ABS
 
 
-def test_preemption_and_mixed_batches(engine: Engine) -> None:
+def test_preemption_and_mixed_batches(engine: Engine, runner: str) -> None:
     prompts = [p.input_ids.tolist() for p in golden_prompts("v41-tiny-a")]
-    with engine("v41-tiny-a", replay=True, max_num_batched_tokens=200) as backend:
+    with engine("v41-tiny-a", replay=True, runner=runner, max_num_batched_tokens=200) as backend:
         poison(backend)
         preempt_all_every(backend, 5)
         preempted = preemptions(backend)
@@ -115,10 +122,30 @@ def test_preemption_and_mixed_batches(engine: Engine) -> None:
         assert answer.logits is not None and answer.logits.isfinite().all()
 
 
-def test_vllm_switch_turns_it_off(engine: Engine) -> None:
+def test_vllm_switch_turns_it_off(engine: Engine, runner: str) -> None:
     prompt = golden_prompts("v41-tiny-a")[4]
-    with engine("v41-tiny-a", replay=True, swa_bounded_replay=False) as backend:
+    with engine("v41-tiny-a", replay=True, runner=runner, swa_bounded_replay=False) as backend:
         assert not model_of(backend).replay
         answer = backend.generate(prompt.input_ids.tolist(), 24)
         assert prompt.gen_logits is not None and answer.logits is not None
         assert (answer.logits - prompt.gen_logits).abs().max() <= MAX_ABS
+
+
+def test_a_hit_leaves_shared_rows_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runner V2 tells what is computed again, so that only the rows no one else reads are written again."""
+    prompt, hit = golden_prompts("v41-tiny-a")[4].input_ids.tolist()[:247], 224
+    rows: dict[str, int] = {}
+    write = PagedCache.write
+
+    def counted(cache: PagedCache, table: torch.Tensor, request: torch.Tensor, *rest: torch.Tensor) -> None:
+        rows.setdefault(cache.name, len(request))
+        write(cache, table, request, *rest)
+
+    with engine("v41-tiny-a", replay=True, runner="V2") as backend:
+        backend.generate(prompt, 1)
+        monkeypatch.setattr(PagedCache, "write", counted)
+        assert backend.cached_tokens(prompt) == hit
+        windows = {layer.attn.window_rows.name: layer.attn.skips_rows for layer in model_of(backend).layers}
+    assert {rows[name] for name, rebuilt in windows.items() if rebuilt} == {WINDOW}
+    assert {rows[name] for name, rebuilt in windows.items() if not rebuilt} == {len(prompt) - hit}
+    assert rows["layers.2.attn.compressor.rows"] == len(prompt) // 2 - hit // 2

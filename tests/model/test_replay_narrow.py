@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts, narrow
+from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts, cached_tokens, narrow
 from small_model import make_step
 
 WINDOW = 4
@@ -66,3 +66,20 @@ def test_a_prefix_hit_is_a_floor_of_its_own() -> None:
 
 def test_a_request_without_tokens() -> None:
     assert outcome([(0, 6), (3, 3)]) == ([2, 3, 4, 5], [2, 0], [(0, 4), (4, 4)])
+
+
+def cached(ranges: list[tuple[int, int]], until: list[int]) -> list[bool] | None:
+    none = [0] * len(ranges)
+    found = cached_tokens(make_step(ranges, {}), BatchFacts([False] * len(ranges), none, until))
+    return None if found is None else found.tolist()
+
+
+def test_tokens_of_a_hit_lie_in_shared_blocks() -> None:
+    assert cached([(4, 7)], [8]) == [True, True, True]
+    assert cached([(0, 2), (6, 10), (8, 9)], [0, 8, 8]) == [False, False, True, True, False, False, False]
+
+
+def test_nothing_is_shared_without_a_hit_or_past_it() -> None:
+    assert cached([(0, 5), (9, 10)], [0, 0]) is None
+    assert cached([(8, 12)], [8]) is None
+    assert cached([(8, 12)], []) is None

@@ -62,7 +62,7 @@ class Compressor(nn.Module):
     ) -> None:
         """Write the rows of every group that x [T, hidden] completes. `index_key` maps latents to their keys."""
         if self.ratio == 1:
-            request, group = step.request, step.positions
+            group = step.positions
             latent = self.norm(self.wkv(x))
         else:
             request, group, kv = self._pool(x, step)
@@ -71,12 +71,17 @@ class Compressor(nn.Module):
             latent = self.norm(kv)
         rotary = RotaryTable(group * self.ratio, frequencies)
         values = torch.cat((self.numerics.compressed(rotate(latent, rotary)), index_key(latent, rotary)), dim=-1)
-        self.rows.write(step.tables[self.rows.name], request, group, values)
+        if self.ratio == 1:
+            step.write(self.rows, values)
+        else:
+            self.rows.write(step.tables[self.rows.name], request, group, values)
 
     def _pool(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(request [n], group [n], pooled kv [n, head_dim]) of the groups this step completes."""
+        """(request [n], group [n], pooled kv [n, head_dim]) of the groups this step completes, cached ones left out."""
         step.write(self.open_group, torch.cat((self.wkv(x), self.wgate(x)), dim=-1))
         last = (step.positions + 1) % self.ratio == 0
+        if step.cached is not None:
+            last &= ~step.cached
         request, end = step.request[last], step.positions[last]
         members = end.unsqueeze(-1) - torch.arange(self.ratio - 1, -1, -1, device=end.device)
         table = step.tables[self.open_group.name]

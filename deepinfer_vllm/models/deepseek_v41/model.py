@@ -55,7 +55,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
         self.replay = config.replay_cut >= 0 and replay.enabled(vllm_config)
         compat.hook_seeded_sampling()
         compat.add_cpu_collectives()
-        if self.replay:
+        if self.replay and not vllm_config.use_v2_model_runner:
             compat.hook_runner()
         storage = WeightStorage(dtype, envs.DEEPINFER_VLLM_WEIGHTS, self.directory)
         windows = Windows.plan(config, replay_tokens=config.window if self.replay else 0)
@@ -113,6 +113,12 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
         """vLLM's hook, where a draft model's config names no layers: those of this one's own DSpark layers."""
         return DraftConfig.from_hf(self.vllm_config.model_config.hf_config).target_layers
 
+    def get_model_state_cls(self) -> type[Any]:
+        """Runner V2's hook: what it keeps for this model."""
+        from deepinfer_vllm.models.deepseek_v41.model_state import ReplayModelState
+
+        return ReplayModelState
+
     def embed_input_ids(
         self,
         input_ids: torch.Tensor,
@@ -132,10 +138,12 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
         positions: torch.Tensor,
         intermediate_tensors: Any = None,
         inputs_embeds: torch.Tensor | None = None,
+        facts: BatchFacts | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         """vLLM's hook: hidden states [T, hidden] after the final norm; zeros for tokens that replay skipped.
 
-        With auxiliary layers set, also a list of their states, each [T, hidden] and zero likewise.
+        With auxiliary layers set, also a list of their states, each [T, hidden] and zero likewise. Runner V2 gives
+        `facts` (`model_state`); V1 gives them in the context (`compat.hook_runner`).
         """
         context = get_forward_context()
         across = context.dp_metadata
@@ -147,11 +155,11 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
             return (hidden, [hidden] * len(self.aux_layers)) if self.aux_layers else hidden
         step = Step.from_metadata(context.attn_metadata, positions, dp_tokens=dp_tokens)
         known = context.additional_kwargs.get(compat.BATCH_FACTS)  # not in vLLM's dummy batches
-        facts = BatchFacts(*known) if self.replay and known else None
+        facts = facts or (BatchFacts(*known) if known else None)
         ids = None if input_ids is None else input_ids[: step.num_tokens]
         embeds = self.embed(ids) if inputs_embeds is None else inputs_embeds[: step.num_tokens]
         aux: list[torch.Tensor] = []
-        hidden = self.run(step, ids, embeds, facts, aux=aux)
+        hidden = self.run(step, ids, embeds, facts if self.replay else None, aux=aux)
         padding = (0, 0, 0, positions.shape[0] - hidden.shape[0])
         hidden, *aux = (nn.functional.pad(states, padding) for states in (hidden, *aux))
         return (hidden, aux) if self.aux_layers else hidden
@@ -177,6 +185,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
         `facts` switches decoder-side replay on. `trace` collects (streams, pre) of every layer, `aux` the mean streams
         [T, hidden] at the entry of each of `aux_layers`.
         """
+        if facts is not None:
+            step.cached = replay.cached_tokens(step, facts)
         if self.config.vision is not None and ids is not None:
             step.mark_images(ids, self.config.vision)
         if self.config.engram is not None:

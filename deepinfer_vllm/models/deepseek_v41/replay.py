@@ -26,22 +26,33 @@ class BatchFacts:
     """Whether every token's hidden state is wanted (prompt logprobs)."""
     first_computed: Sequence[int]
     """Position from which the request has been computed here without a gap; 0 unless it began with a prefix hit."""
+    cached_until: Sequence[int] = ()
+    """Position up to which a prefix hit that is computed again lies in shared blocks. Empty where the runner does not
+    tell: their rows are then written again, with what was there."""
 
 
 def enabled(vllm_config: Any) -> bool:
     """Whether prefills may skip rows: by vLLM's --swa-bounded-replay and our variable.
 
-    Only vLLM's own runner V1 is told (by `compat.hook_runner`) what a batch must keep. An out-of-tree platform may
-    bring another runner.
+    Only vLLM's own runners say what a batch must keep: V1 through `compat.hook_runner`, V2 through `model_state`. An
+    out-of-tree platform may bring another runner.
     """
     from vllm.platforms import current_platform
 
     return bool(
         envs.DEEPINFER_VLLM_DECODER_REPLAY
         and getattr(vllm_config.cache_config, "swa_bounded_replay", True)
-        and not vllm_config.use_v2_model_runner
         and not current_platform.is_out_of_tree()
     )
+
+
+def cached_tokens(step: Step, facts: BatchFacts) -> torch.Tensor | None:
+    """[T] bool: tokens whose rows lie in blocks that a prefix hit shares with others. None: there are none."""
+    starts = (length - (end - start) for length, (start, end) in zip(step.seq_lens, step.spans, strict=True))
+    if not any(limit > start for limit, start in zip(facts.cached_until, starts, strict=False)):
+        return None
+    limits = torch.tensor(facts.cached_until, dtype=torch.int64, device=step.positions.device)
+    return step.positions < limits[step.request]
 
 
 def narrow(step: Step, window: int, facts: BatchFacts) -> tuple[Step, torch.Tensor] | None:

@@ -30,6 +30,8 @@ class Step:
     """[T] bool: whether a token is a place of an image. None: there are none."""
     routed_as_image: torch.Tensor | None = None
     """[T] bool: the same as the router sees it, by its range of ids."""
+    cached: torch.Tensor | None = None
+    """[T] bool: computed again after a prefix hit, with rows in shared blocks that must stay. None: there are none."""
     window_floor: torch.Tensor | None = None
     """[R] int64: the first position with a window row, in the layers that skip rows. None: nothing is skipped."""
     selected: torch.Tensor | None = None
@@ -83,8 +85,12 @@ class Step:
         return cache.read(self.tables[cache.name], self.request.unsqueeze(-1), row, width)
 
     def write(self, cache: "PagedCache", values: torch.Tensor) -> None:
-        """One row a token, at its position."""
-        cache.write(self.tables[cache.name], self.request, self.positions, values)
+        """One row a token, at its position; what a prefix hit found in a cache that keeps prefixes stays."""
+        request, positions = self.request, self.positions
+        if self.cached is not None and cache.spec.prefix_cacheable:
+            new = ~self.cached
+            request, positions, values = request[new], positions[new], values[new]
+        cache.write(self.tables[cache.name], request, positions, values)
 
     def window_width(self, window: int) -> int:
         """How many window rows a token of this step can see at most."""
@@ -115,6 +121,7 @@ class Step:
             spans=spans,
             is_image=None if self.is_image is None else self.is_image[rows],
             routed_as_image=None if self.routed_as_image is None else self.routed_as_image[rows],
+            cached=None if self.cached is None else self.cached[rows],
             window_floor=window_floor,
             selected=None if self.selected is None else self.selected[rows],
             candidates=None if self.candidates is None else self.candidates[rows],
