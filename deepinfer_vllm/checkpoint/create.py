@@ -27,10 +27,12 @@ def create(
     shards: int = 2,
     dtype: str = "bf16",
     vision: bool = False,
+    quant: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Created:
-    """Write a checkpoint of random weights, with a small tower for images when `vision` is set.
+    """Write a checkpoint of random weights, with a small tower for images when `vision` is set, quantised as published
+    when `quant` is.
 
     Raises CheckpointError for an unknown preset or dtype, too few layers or shards, and a directory that holds
     something already and may not be replaced.
@@ -40,6 +42,10 @@ def create(
     if seed < 0:
         raise CheckpointError(f"seed {seed} is negative: give 0 or more")
     config = preset(name, layers).published(DTYPES[dtype], VisionConfig() if vision else None)
+    if quant:
+        from deepinfer_vllm.checkpoint.quantise import CONFIG
+
+        config["quantization_config"] = CONFIG
     _make_room(directory, force)
     parameters = write_checkpoint(directory, config, seed=seed, shards=shards, progress=progress)
     return Created(directory, parameters, sum(file.stat().st_size for file in directory.iterdir() if file.is_file()))

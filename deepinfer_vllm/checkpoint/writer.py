@@ -31,7 +31,8 @@ def write_checkpoint(
 ) -> int:
     """Write the checkpoint of a published config; return its number of parameters.
 
-    The same config, seed and shard count give the same bytes. The config's `dtype` is that of the weights.
+    The same config, seed and shard count give the same bytes. The config's `dtype` is that of the weights; those that
+    a release quantises are, where the config has a `quantization_config`.
     Files of the same names are replaced. Raises CheckpointError when `shards` is not positive, OSError when the
     directory cannot be written or is full.
     """
@@ -62,7 +63,7 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
         file = f"model-{number:05d}-of-{shards:05d}.safetensors"
         tensors = {}
         for spec in part:
-            tensors[spec.name] = _values(spec, config, seed)
+            tensors.update(_published(spec, config, seed))
             drawn += _count(spec)
             if progress is not None:
                 progress(drawn, total)
@@ -90,6 +91,16 @@ def _count(spec: TensorSpec) -> int:
     for size in spec.shape:
         count *= size
     return count
+
+
+def _published(spec: TensorSpec, config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """A tensor by its name; codes and scale of one that this config quantises."""
+    values = _values(spec, config, seed)
+    if "quantization_config" not in config:
+        return {spec.name: values}
+    from deepinfer_vllm.checkpoint.quantise import quantised
+
+    return quantised(spec.name, values)
 
 
 def _values(spec: TensorSpec, config: dict[str, Any], seed: int) -> torch.Tensor:

@@ -26,6 +26,7 @@ def tiny(
     layers: Annotated[int | None, typer.Option(help="Stretch the preset to that many layers.")] = None,
     dtype: Annotated[str, typer.Option(help="bf16 or float32.")] = "bf16",
     vision: Annotated[bool, typer.Option("--vision", help="Add a small vision tower, for images.")] = False,
+    quant: Annotated[bool, typer.Option("--quant", help="fp8 linears, fp4 experts: as published.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a directory that is not empty.")] = False,
 ) -> None:
     """Write a small V4.1 checkpoint of random weights, with tokenizer, in the published form.
@@ -44,6 +45,7 @@ def tiny(
                 shards=shards,
                 dtype=dtype,
                 vision=vision,
+                quant=quant,
                 force=force,
                 progress=lambda done, total: bar.update(100 * done // total - bar.pos),
             )
