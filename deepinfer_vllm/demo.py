@@ -1,11 +1,14 @@
 """DeepSeek-V4.1 on this machine, from nothing to answers.
 
-Writes a tiny checkpoint, serves it with `vllm serve` and this plugin, asks it for a chat completion, a tool call and
-JSON, and says what ran. The weights are random: the answers show that the machine works, not what the model knows.
+Writes a tiny checkpoint, serves it with `vllm serve` and this plugin, asks it for a chat completion, about two images,
+for a tool call and for JSON, and says what ran. The weights are random: the answers show that the machine works, not
+what the model knows.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import signal
 import sys
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import openai
+from PIL import Image
 from pydantic import BaseModel, Field
 
 from deepinfer_vllm.checkpoint.create import create
@@ -80,6 +84,7 @@ def run(directory: Path, timeout_seconds: float) -> None:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
         model = client.models.list().data[0].id
         chat(client, model)
+        see(client, model)
         call_tool(client, model)
         answer_json(client, model)
         show_what_ran(server)
@@ -90,7 +95,7 @@ def run(directory: Path, timeout_seconds: float) -> None:
 def write_checkpoint(directory: Path) -> Path:
     """A few MB in DeepSeek's published form: config, tokenizer, sharded weights, Engram tables."""
     step("Write a tiny DeepSeek-V4.1 checkpoint")
-    made = create(directory / "checkpoint", force=True)
+    made = create(directory / "checkpoint", vision=True, force=True)
     print(f"{made.directory}: {made.parameters:,} parameters, {made.size_bytes / 1e6:.1f} MB")
     print("Its weights are random, so expect well-formed nonsense below.")
     return made.directory
@@ -126,6 +131,38 @@ def chat(client: openai.OpenAI, model: str) -> None:
         raise DemoError(f"chat: {tokens} tokens came back, 64 were asked for")
     print(f"question: {question}\nanswer:   {printable(''.join(pieces))}")
     print(f"speed:    {tokens / (arrivals[-1] - arrivals[0]):.0f} tokens/s, one request")
+
+
+def see(client: openai.OpenAI, model: str) -> None:
+    """A question about an image, sent as a data URL; a second image must give another answer."""
+    step("Chat completion about an image")
+    answers = []
+    for name, pixels in (("stripes", stripes(1)), ("broad stripes", stripes(12))):
+        url = f"data:image/png;base64,{base64.b64encode(pixels).decode()}"
+        text, image = {"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}
+        answer = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": [text, image]}],
+            max_completion_tokens=16,
+            temperature=0,
+            extra_body={**NO_THINKING, "ignore_eos": True},
+        )
+        answers.append(answer.choices[0].message.content or "")
+        tokens = answer.usage.prompt_tokens if answer.usage else 0
+        print(
+            f"image:    {name}, {len(pixels)} bytes, {tokens} tokens in the prompt\nanswer:   {printable(answers[-1])}"
+        )
+    if not all(answers) or answers[0] == answers[1]:
+        raise DemoError(f"images: the answers must be there and differ: {answers}")
+
+
+def stripes(width: int) -> bytes:
+    """A PNG of 96 x 72 pixels, in black and white columns of that width."""
+    file = io.BytesIO()
+    image = Image.new("L", (96, 72))
+    image.putdata([255 * (x // width % 2) for x in range(96)] * 72)
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def call_tool(client: openai.OpenAI, model: str) -> None:

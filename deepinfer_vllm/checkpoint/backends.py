@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ import torch
 from deepinfer_vllm.checkpoint.bare import BareModel, Trace
 from deepinfer_vllm.checkpoint.compare import padded_sets
 from deepinfer_vllm.checkpoint.interface import Generation, Prefill
+
+AnyPrompt = Sequence[int] | Mapping[str, Any]
+"""Token ids, or a prompt in vLLM's own form, which may hold images."""
 
 NUMERICS = {"plain": "plain", "qat": "qat", "bf16": "qat"}
 
@@ -140,7 +143,7 @@ class EngineBackend:
         return self.generate_many([prompt_ids], count)[0]
 
     def generate_many(
-        self, prompts: Sequence[Sequence[int]], count: int, *, logits: bool = True, **sampling: Any
+        self, prompts: Sequence[AnyPrompt], count: int, *, logits: bool = True, **sampling: Any
     ) -> list[Generation]:
         """Several prompts in one batch. Without `logits` it is much faster; `sampling` goes to vLLM."""
         found = [o.outputs[0] for o in self._run(prompts, count, logprobs=self._vocab if logits else None, **sampling)]
@@ -151,9 +154,9 @@ class EngineBackend:
         """The engine's scheduler, for tests; the engine must run in this process."""
         return self._llm.llm_engine.engine_core.engine_core.scheduler
 
-    def cached_tokens(self, prompt_ids: Sequence[int]) -> int:
+    def cached_tokens(self, prompt: AnyPrompt) -> int:
         """Tokens of a prompt that the prefix cache gives."""
-        return int(self._run([prompt_ids], 1)[0].num_cached_tokens or 0)
+        return int(self._run([prompt], 1)[0].num_cached_tokens or 0)
 
     def close(self) -> None:
         """See `Backend`."""
@@ -167,11 +170,12 @@ class EngineBackend:
         gc.collect()
         cleanup_dist_env_and_memory()
 
-    def _run(self, prompts: Sequence[Sequence[int]], count: int, **sampling: Any) -> Any:
+    def _run(self, prompts: Sequence[AnyPrompt], count: int, **sampling: Any) -> Any:
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, **sampling)
-        return self._llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
+        given = [p if isinstance(p, Mapping) else {"prompt_token_ids": list(p)} for p in prompts]
+        return self._llm.generate(given, params, use_tqdm=False)
 
     def _logits(self, rows: Any) -> torch.Tensor:
         return torch.tensor([[row[token].logprob for token in range(self._vocab)] for row in rows])

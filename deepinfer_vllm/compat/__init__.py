@@ -4,6 +4,7 @@
 |---|---|---|---|
 | `hook_model_config` | 0.32, 0.33 | per-architecture config hooks are a private dict | vLLM registers them |
 | `refuse_prompt_embeds` | 0.32, 0.33 | a model cannot say that it needs token ids | vLLM asks it |
+| `blame_the_sender` | 0.32, 0.33 | an image that cannot be had is answered with 500 | vLLM answers with 4xx |
 | `hook_seeded_sampling` | 0.32, 0.33, runner V1 | CPU generators have no offset to rewind by | vLLM needs none |
 | `provide_torch_kernels` | 0.32 (refusal), 0.33 | V2 needs Triton, which CPUs have not | vLLM's V2 runs there |
 | `add_cpu_collectives` | 0.32, 0.33, CPU | its communicator cannot gather or scatter unequal parts | vLLM's can |
@@ -11,6 +12,7 @@
 """
 
 from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
+from deepinfer_vllm.compat.image_errors import blame_the_sender
 from deepinfer_vllm.compat.model_config import hook_model_config
 from deepinfer_vllm.compat.prompt_embeds import refuse_prompt_embeds
 from deepinfer_vllm.compat.runner_facts import BATCH_FACTS, hook_runner
@@ -20,6 +22,7 @@ from deepinfer_vllm.compat.seeded_sampling import hook_seeded_sampling
 __all__ = [
     "BATCH_FACTS",
     "add_cpu_collectives",
+    "blame_the_sender",
     "hook_model_config",
     "hook_runner",
     "hook_seeded_sampling",

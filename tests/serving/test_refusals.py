@@ -28,6 +28,13 @@ def test_prompt_embeddings(api: Api) -> None:
     assert "hash token ids" in message and "Send text or token ids" in message
 
 
+def test_an_image_for_a_text_model(api: Api) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    status, message = api.refusal("/v1/chat/completions", messages=[{"role": "user", "content": [image]}], max_tokens=4)
+    assert status == 400
+    assert "At most 0 image" in message
+
+
 def test_unknown_model(api: Api) -> None:
     status, message = api.refusal("/v1/completions", model="other", prompt="Hello", max_tokens=4)
     assert status == 404

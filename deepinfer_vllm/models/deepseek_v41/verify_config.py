@@ -40,6 +40,8 @@ def verify_model(model_config: Any) -> None:
             model_config.enable_prompt_embeds = False
         model_config.deepinfer_needs_token_ids = True
         compat.refuse_prompt_embeds(NEEDS_TOKEN_IDS)
+    if config.vision is not None:
+        compat.blame_the_sender()
     # Taken for generic MLA, the CPU platform would force blocks of 16 and no prefix caching or chunked prefill.
     model_config.model_arch_config.is_deepseek_mla = False
 
@@ -65,6 +67,7 @@ def _take_over_quantisation(model_config: Any) -> None:
 def verify_engine(vllm_config: Any) -> None:
     """Refuse what the portable model does not do, naming the flag. Raises ValueError."""
     config, cache = ModelConfig.from_hf(vllm_config.model_config.hf_config), vllm_config.cache_config
+    images = vllm_config.model_config.multimodal_config
     hybrid_off = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
     problems = parallel_problems(config, vllm_config.parallel_config) + [
         f"{flag}={value} (must be {allowed})"
@@ -74,6 +77,8 @@ def verify_engine(vllm_config: Any) -> None:
             ("--speculative-config", "set", "unset", vllm_config.speculative_config is not None),
             # vLLM (0.32, 0.33) cannot turn window specs of MLA rows into full ones.
             ("--disable-hybrid-kv-cache-manager", True, "off", hybrid_off is True),
+            ("--enable-mm-embeds", True, "off", images.enable_mm_embeds),
+            ("--mm-encoder-only", True, "off", images.mm_encoder_only),
             ("--enable-lora", True, "off", vllm_config.lora_config is not None),
         )
         if bad
