@@ -66,6 +66,8 @@ ILLEGAL_FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         ("--decode-context-parallel-size=2", "must be 1"),
     ),
+    "embeddings of images": ({"enable_mm_embeds": True}, ("--enable-mm-embeds=True", "must be off")),
+    "an encoder alone": ({"mm_encoder_only": True}, ("--mm-encoder-only=True", "must be off")),
     "one kind of cache": (
         {"disable_hybrid_kv_cache_manager": True},
         ("--disable-hybrid-kv-cache-manager=True", "must be off"),
