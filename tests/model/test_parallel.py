@@ -12,10 +12,14 @@ import torch
 
 import ranks
 from deepinfer_vllm.checkpoint.bare import BareModel
+from deepinfer_vllm.checkpoint.topology import random_config
+from deepinfer_vllm.checkpoint.vision import VisionConfig
+from deepinfer_vllm.checkpoint.writer import write_checkpoint
 from deepinfer_vllm.models.deepseek_v41.expert_shard import ExpertShard
 from deepinfer_vllm.models.deepseek_v41.experts import Experts
 from deepinfer_vllm.models.deepseek_v41.parallel import tokens_over_dp
 from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts
+from images import noise
 from small_model import both_configs, fill, generator, make_step, normal
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -83,7 +87,7 @@ def groups(vllm_layers: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     return functools.partial(ranks.start, monkeypatch)
 
 
-def load(name: str, expert_parallel: bool = False) -> BareModel:
+def load(name: str | Path, expert_parallel: bool = False) -> BareModel:
     """A golden checkpoint, of which the calling rank takes its part."""
     from vllm.engine import arg_utils
 
@@ -94,7 +98,7 @@ def load(name: str, expert_parallel: bool = False) -> BareModel:
         return BareModel(GOLDEN / name, max_tokens=128)
 
 
-def load_ranks(group: ranks.Ranks, name: str, expert_parallel: bool) -> list[BareModel]:
+def load_ranks(group: ranks.Ranks, name: str | Path, expert_parallel: bool) -> list[BareModel]:
     models = []
     for rank in range(group.count):
         with group.of(rank):
@@ -114,6 +118,26 @@ def test_tensor_parallel(groups: Any, name: str, tp: int, expert_parallel: bool)
     for got in group.run(lambda rank: models[rank].prefill(LONG, chunk=50)):
         assert (got.logits - want.logits).abs().max() <= LIMIT
         assert torch.equal(got.router_ids, want.router_ids)
+
+
+def test_a_tower_and_an_odd_vocabulary(groups: Any, tmp_path: Path) -> None:
+    from vllm.models.deepseek_v41.common.mm_preprocess import DeepseekV4VLProcessor
+
+    write_checkpoint(tmp_path, random_config(26, vision=VisionConfig()), seed=1)
+    whole = load(tmp_path)
+    assert whole.model.config.vocab_size % 2 == 1
+    images = DeepseekV4VLProcessor(whole.vllm_config.model_config.hf_config)(images=[noise(100, 60), noise(33, 300)])
+    ids = LONG % 300
+
+    def values(bare: BareModel) -> list[torch.Tensor]:
+        return [bare.prefill(ids).logits, *bare.model.embed_multimodal(**images)]
+
+    with torch.inference_mode():
+        want = values(whole)
+    group = groups(tp=2)
+    models = load_ranks(group, tmp_path, expert_parallel=True)
+    for got in group.run(lambda rank: values(models[rank])):
+        assert [float((a - b).abs().max()) <= LIMIT for a, b in zip(got, want, strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize("replayed", [False, True])

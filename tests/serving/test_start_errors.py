@@ -53,7 +53,7 @@ ILLEGAL_FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"tensor_parallel_size": 4, "data_parallel_size": 3},
         (
             "--tensor-parallel-size=4 times --data-parallel-size=3",
-            "moe_intermediate_size=32",
+            "moe_intermediate_size=64",
             "--enable-expert-parallel",
         ),
     ),

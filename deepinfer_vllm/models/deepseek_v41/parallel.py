@@ -18,38 +18,23 @@ import torch
 import torch.distributed
 from torch import nn
 from vllm.distributed import get_dp_group, get_tp_group
-from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 
 
-def column_linear(inputs: int, outputs: int, prefix: str, storage: WeightStorage | None = None) -> LinearBase:
+def column_linear(inputs: int, outputs: int, prefix: str, storage: WeightStorage | None = None) -> ColumnParallelLinear:
     """y = x W^T, each TP rank with its part of y."""
-    linear = ColumnParallelLinear(
-        inputs, outputs, bias=False, gather_output=False, return_bias=False, quant_config=storage, prefix=prefix
-    )
-    return _split(linear, dim=0)
+    return ColumnParallelLinear(inputs, outputs, bias=False, return_bias=False, quant_config=storage, prefix=prefix)
 
 
 def row_linear(
     inputs: int, outputs: int, prefix: str, storage: WeightStorage | None = None, *, reduce: bool = True
-) -> LinearBase:
+) -> RowParallelLinear:
     """y = x W^T from each TP rank's part of x. Without `reduce` the result is this rank's share of a sum."""
-    linear = RowParallelLinear(
+    return RowParallelLinear(
         inputs, outputs, bias=False, reduce_results=reduce, return_bias=False, quant_config=storage, prefix=prefix
     )
-    return _split(linear, dim=1)
-
-
-def _split(linear: LinearBase, dim: int) -> LinearBase:
-    for parameter in linear.parameters():
-        parameter.published_shape = split_shape(parameter.shape, dim)
-    return linear
-
-
-def split_shape(shape: Sequence[int], dim: int) -> tuple[int, ...]:
-    """The shape of what is published, of which each TP rank holds `shape`, split along `dim`."""
-    return tuple(size * get_tp_group().world_size if i == dim else size for i, size in enumerate(shape))
 
 
 def row_split(parameter: nn.Parameter) -> nn.Parameter:
@@ -59,9 +44,22 @@ def row_split(parameter: nn.Parameter) -> nn.Parameter:
     def load(parameter: torch.Tensor, tensor: torch.Tensor) -> None:
         parameter.data.copy_(tensor.chunk(ranks)[rank])
 
-    parameter.published_shape = split_shape(parameter.shape, 0)
+    parameter.published_shape = _times(parameter.shape, 0, ranks)
     parameter.weight_loader = load
     return parameter
+
+
+def published_shape(module: nn.Module, parameter: torch.Tensor) -> tuple[int, ...]:
+    """Shape of the published tensor of which this rank holds a part, or all, as a parameter of `module`."""
+    if isinstance(module, ColumnParallelLinear):
+        return _times(parameter.shape, 0, module.tp_size)
+    if isinstance(module, RowParallelLinear) and parameter.dim() > 1:
+        return _times(parameter.shape, 1, module.tp_size)
+    return getattr(parameter, "published_shape", tuple(parameter.shape))
+
+
+def _times(shape: Sequence[int], dim: int, ranks: int) -> tuple[int, ...]:
+    return tuple(size * ranks if i == dim else size for i, size in enumerate(shape))
 
 
 def sum_over_tp(partial: torch.Tensor) -> torch.Tensor:

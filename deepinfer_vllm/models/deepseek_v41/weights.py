@@ -14,6 +14,7 @@ from torch import nn
 
 from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
+from deepinfer_vllm.models.deepseek_v41.parallel import published_shape
 from deepinfer_vllm.models.deepseek_v41.quantised_matrix import QuantisedMatrix
 from deepinfer_vllm.models.deepseek_v41.quantised_stream import joined
 from deepinfer_vllm.models.deepseek_v41.weight_storage import check_kind
@@ -86,8 +87,9 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[s
                 modules[match[1]].load(int(match[2]), match[3], tensor)
             else:
                 own_name = _HYPER.sub(r"\1.hc_\2.\3", name)
+                module, _, parameter = own_name.rpartition(".")
                 shape = vocabulary if name in ("embed.weight", "head.weight") else None
-                _fill_parameter(parameters[own_name], parameters.get(_scale_of(own_name)), tensor, shape)
+                _fill_parameter(modules[module], parameter, tensor, shape)
         except (RuntimeError, ValueError, AssertionError) as error:
             unfit.append(f"{name} ({error})")
     _report(unexpected, sorted(missing), unfit)
@@ -95,24 +97,22 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[s
 
 
 def _fill_parameter(
-    parameter: nn.Parameter,
-    scale: nn.Parameter | None,
-    tensor: torch.Tensor | QuantisedMatrix,
-    shape: tuple[int, ...] | None,
+    module: nn.Module, name: str, tensor: torch.Tensor | QuantisedMatrix, shape: tuple[int, ...] | None
 ) -> None:
     """Copy a tensor, or the codes and scales of one that is held packed, as the parameters' own loaders do it."""
+    parameter, scale = getattr(module, name), module._parameters.get("scale") if name == "weight" else None
     if scale is None:
-        _load(parameter, tensor.widen(parameter.dtype) if isinstance(tensor, QuantisedMatrix) else tensor, shape)
+        tensor = tensor.widen(parameter.dtype) if isinstance(tensor, QuantisedMatrix) else tensor
+        _load(parameter, tensor, shape or published_shape(module, parameter))
         return
     check_kind(tensor, parameter.dtype)
-    _load(parameter, tensor.codes)
-    _load(scale, tensor.scale)
+    _load(parameter, tensor.codes, published_shape(module, parameter))
+    _load(scale, tensor.scale, published_shape(module, scale))
 
 
-def _load(parameter: nn.Parameter, tensor: torch.Tensor, shape: tuple[int, ...] | None = None) -> None:
-    expected = shape or tuple(getattr(parameter, "published_shape", parameter.shape))  # of which a rank may hold a part
-    if tuple(tensor.shape) != expected:  # loaders and copy_ would broadcast
-        raise ValueError(f"{list(tensor.shape)} into {list(expected)}")
+def _load(parameter: nn.Parameter, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:  # loaders and copy_ would broadcast
+        raise ValueError(f"{list(tensor.shape)} into {list(shape)}")
     getattr(parameter, "weight_loader", _copy)(parameter, tensor)
 
 
