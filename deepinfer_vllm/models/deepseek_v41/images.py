@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal.processing import BaseProcessingInfo
 
@@ -48,8 +47,6 @@ class SeesImages(SupportsMultiModal):
         with self._mark_tower_model(vllm_config, "image"):
             self.vision = DeepseekV4ViT(model_config.hf_config).to(model_config.dtype)
             self.aligner = Aligner(model_config.hf_config).to(model_config.dtype)
-        for module in (self.vision, self.aligner):
-            _note_published_shapes(module)
         self.image_start, self.image_newline, self.image_end = (_delimiter(config.hidden_size) for _ in range(3))
 
     def embed_multimodal(self, **inputs: Any) -> list[torch.Tensor]:
@@ -79,15 +76,6 @@ class SeesImages(SupportsMultiModal):
 
 def _delimiter(size: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
-
-
-def _note_published_shapes(tower: nn.Module) -> None:
-    """Tell the loader what is published, of which a tensor-parallel rank may hold a part."""
-    for linear in tower.modules():
-        if isinstance(linear, LinearBase):
-            linear.weight.published_shape = (linear.output_size, linear.input_size)
-            if linear.bias is not None:
-                linear.bias.published_shape = (linear.output_size,)
 
 
 class TextOnlyInfo(BaseProcessingInfo):
