@@ -31,11 +31,11 @@ def gather_block_tables(
     """
     groups, rows = grid
     requests = batch_idx_to_req_idx.numpy()
-    counts = num_blocks_ptr.numpy()
+    counts, widths = num_blocks_ptr.numpy(), block_table_strides.tolist()
+    sources, targets = src_block_table_ptrs.tolist(), dst_block_table_ptrs.tolist()
     for group in range(groups):
-        width = int(block_table_strides[group])
-        source = int32_table(int(src_block_table_ptrs[group]), counts.shape[1], width)
-        target = int32_table(int(dst_block_table_ptrs[group]), rows, width)
+        source = int32_table(sources[group], counts.shape[1], widths[group])
+        target = int32_table(targets[group], rows, widths[group])
         target[num_reqs:] = 0
         used = counts[group, requests]
         columns = np.arange(used.max(initial=0))
@@ -80,20 +80,20 @@ def compute_slot_mappings(
     total = int(bounds[-1])
     owner: NDArray[np.int64] = np.repeat(idx_mapping.numpy()[:requests], np.diff(bounds))
     positions = pos.numpy()[bounds[0] : total]
-    for group in range(groups):
-        slots = slot_mappings_ptr[group].numpy()
+    real, rows = owner >= 0, int(owner.max(initial=0)) + 1
+    enabled, sharded = slot_mapping_enabled.tolist(), dcp_sharded.tolist()
+    tables, widths, sizes = block_table_ptrs.tolist(), block_table_strides.tolist(), block_sizes.tolist()
+    for group, slots in enumerate(slot_mappings_ptr.numpy()[:groups]):
         slots[total:max_num_tokens] = PAD_ID
-        if not slot_mapping_enabled[group]:
+        if not enabled[group]:
             slots[bounds[0] : total] = PAD_ID
             continue
-        size, width = int(block_sizes[group]), int(block_table_strides[group])
-        local, here = positions, owner >= 0
-        if CP_SIZE != 1 and dcp_sharded[group]:
+        size, local, here = sizes[group], positions, real
+        if CP_SIZE != 1 and sharded[group]:
             virtual, offset = np.divmod(positions, size * CP_SIZE)
             here = here & (offset // CP_INTERLEAVE % CP_SIZE == cp_rank)
             local = virtual * size + offset // (CP_INTERLEAVE * CP_SIZE) * CP_INTERLEAVE + offset % CP_INTERLEAVE
-        rows = int(owner.max(initial=-1)) + 1
-        table = int32_table(int(block_table_ptrs[group]), max(rows, 1), width)
+        table = int32_table(tables[group], rows, widths[group])
         block, offset = np.divmod(local, size)
         number = table[np.where(here, owner, 0), np.where(here, block, 0)].astype(np.int64)
         slots[bounds[0] : total] = np.where(here, number * size + offset, PAD_ID)

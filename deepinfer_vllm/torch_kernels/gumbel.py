@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from deepinfer_vllm.torch_kernels.murmur import uniform32, uniform64
 
 DRAFT_SALT = 1 << 30
 """Added to positions when drafting, so that a draft and its verification do not share noise."""
+
+CACHED_VALUES = 1 << 17
 
 
 def gumbel_sample(
@@ -43,40 +46,55 @@ def gumbel_sample(
     are stored at its request and column first.
     """
     requests, positions = expanded_idx_mapping_ptr.tolist(), pos_ptr.tolist()
-    values = logits_ptr.float().numpy()
-    winners, maxima = local_argmax_ptr.numpy(), local_max_ptr.numpy()
-    for row, request in enumerate(requests):
-        column = 0
-        if logits_cache_ptr is not None:
-            assert logits_cache_col_ptr is not None and logits_cache_source_ptr is not None
-            column = int(logits_cache_col_ptr.view(-1)[row if PER_TOKEN_COL else 0])
+    temperatures = [float(temp_ptr[r]) if r >= 0 else 0.0 for r in requests]
+    seeds = [int(seeds_ptr[r]) if r >= 0 else 0 for r in requests]
+    if logits_cache_ptr is not None:
+        assert logits_cache_col_ptr is not None and logits_cache_source_ptr is not None
+        columns = logits_cache_col_ptr.view(-1).expand(len(requests)) if not PER_TOKEN_COL else logits_cache_col_ptr
+        for row, (request, column) in enumerate(zip(requests, columns.tolist(), strict=True)):
             if request >= 0:
                 logits_cache_ptr[request, column, :vocab_size] = logits_cache_source_ptr[row]
-        temperature = float(temp_ptr[request]) if request >= 0 else 0.0
-        seed = int(seeds_ptr[request]) if request >= 0 else 0
-        if logits_cache_ptr is not None and seeds_by_step():
-            seed ^= column << 32
-        scores = values[row]
-        if temperature != 0.0:
-            if APPLY_TEMPERATURE:
-                scores = scores / np.float32(temperature)
-            scores = scores + noise(seed, positions[row] + DRAFT_SALT * IS_DRAFTING, vocab_size, USE_FP64)
-        for block, start in enumerate(range(0, vocab_size, BLOCK_SIZE)):
-            best = start + int(scores[start : start + BLOCK_SIZE].argmax())
-            winners[row, block], maxima[row, block] = best, scores[best]
+            if seeds_by_step():
+                seeds[row] ^= column << 32
+    scores = logits_ptr.float().numpy()
+    if USE_FP64:
+        scores = scores.astype(np.float64)
+    drawn = [row for row, temperature in enumerate(temperatures) if temperature != 0]
+    if drawn:
+        scores = scores.copy()
+        if APPLY_TEMPERATURE:
+            scores[drawn] = logits_ptr.float().numpy()[drawn] / np.array(temperatures, dtype=np.float32)[drawn, None]
+        salt = DRAFT_SALT if IS_DRAFTING else 0
+        for some in _in_cache(drawn, vocab_size):
+            at = [positions[row] + salt for row in some]
+            scores[some] += noise([seeds[row] for row in some], at, vocab_size, USE_FP64)
+    for block, start in enumerate(range(0, vocab_size, BLOCK_SIZE)):
+        part = torch.from_numpy(scores[:, start : min(start + BLOCK_SIZE, vocab_size)])
+        values, winners = part.max(-1)
+        local_max_ptr[:, block] = values
+        local_argmax_ptr[:, block] = winners + start
 
 
-def noise(seed: int, position: int, count: int, double: bool) -> NDArray[np.floating]:
-    """[count] Gumbel noise. In float32 the large values, which decide, come from uniforms near 0, where float32 is fine
-    enough, hence log(1 - u) by its series there."""
+def _in_cache(rows: list[int], width: int) -> Iterator[list[int]]:
+    """The rows, as many at a time as make arrays that a core's cache holds."""
+    count = max(1, CACHED_VALUES // width)
+    for start in range(0, len(rows), count):
+        yield rows[start : start + count]
+
+
+def noise(seeds: Sequence[int], positions: Sequence[int], count: int, double: bool) -> NDArray[np.floating]:
+    """[rows, count] Gumbel noise. In float32 the large values, which decide, come from uniforms near 0, where float32
+    is fine enough, hence log(1 - u) by its series there."""
     if double:
-        return -np.log(-np.log(uniform64(seed, position, count)))
-    u = uniform32(seed, position, count)
+        return -np.log(-np.log(uniform64(seeds, positions, count)))
+    u = uniform32(seeds, positions, count)
     polynomial = np.full_like(u, 1 / 8)
     for order in (7, 6, 5, 4, 3, 2, 1):
-        polynomial = np.float32(1 / order) + u * polynomial
-    direct = np.log(np.maximum(np.float32(1) - u, np.float32(2**-24)))
-    return -np.log(np.where(u < np.float32(0.25), u * polynomial, -direct))
+        polynomial *= u
+        polynomial += np.float32(1 / order)
+    polynomial *= u
+    direct = -np.log(np.maximum(np.float32(1) - u, np.float32(2**-24)))
+    return -np.log(np.where(u < np.float32(0.25), polynomial, direct))
 
 
 @functools.cache

@@ -70,21 +70,20 @@ def combine_sampled_and_draft_tokens(
 ) -> None:
     """Write which rows of the batch need logits, logits_indices [logits], and, for requests past their prompt, the
     last sampled and the draft tokens into input_ids [T]."""
-    ids, indices = input_ids_ptr.numpy(), logits_indices_ptr.numpy()
-    requests = idx_mapping_ptr.tolist()
-    ends, logits_bounds = query_start_loc_ptr.tolist()[1:], cu_num_logits_ptr.tolist()
-    lengths = seq_lens_ptr.tolist()
-    for i, request in enumerate(requests):
-        end, logits = ends[i], logits_bounds[i + 1] - logits_bounds[i]
-        indices[logits_bounds[i] : logits_bounds[i + 1]] = np.arange(end - logits, end)
-        prefill = int(prefill_len_ptr[request])
-        if lengths[i] <= prefill:
-            continue
-        if NUM_NEW_SAMPLED_TOKENS > 0 and lengths[i] - logits >= prefill:
-            ids[end - logits] = last_sampled_tokens_ptr[request]
-        drafts = logits - NUM_NEW_SAMPLED_TOKENS
-        if drafts > 0:
-            ids[end - drafts : end] = draft_tokens_ptr[request, :drafts].numpy()
+    ids, requests = input_ids_ptr.numpy(), idx_mapping_ptr.numpy()
+    count = len(requests)
+    bounds = cu_num_logits_ptr.numpy()[: count + 1]
+    ends, lengths = query_start_loc_ptr.numpy()[1 : count + 1], seq_lens_ptr.numpy()[:count]
+    logits, rows = np.diff(bounds), slice(int(bounds[0]), int(bounds[-1]))
+    starts = ends - logits
+    logits_indices_ptr.numpy()[rows] = np.arange(rows.start, rows.stop) + np.repeat(starts - bounds[:-1], logits)
+    prefill = prefill_len_ptr.numpy()[requests]
+    if NUM_NEW_SAMPLED_TOKENS > 0:
+        decoding = (lengths > prefill) & (lengths - logits >= prefill)
+        ids[starts[decoding]] = last_sampled_tokens_ptr.numpy()[requests[decoding]]
+    drafts = logits - NUM_NEW_SAMPLED_TOKENS
+    for i in np.flatnonzero((drafts > 0) & (lengths > prefill)):
+        ids[ends[i] - drafts[i] : ends[i]] = draft_tokens_ptr[requests[i], : drafts[i]].numpy()
 
 
 def get_num_sampled_and_rejected(

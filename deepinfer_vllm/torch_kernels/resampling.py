@@ -73,7 +73,7 @@ def resample(
         if USE_FP64:
             scores = scores.astype(np.float64)
         if temperature != 0:
-            scores = scores + noise(int(seed_ptr[request]), int(pos_ptr[row]), vocab_size, USE_FP64)
+            scores = scores + noise([int(seed_ptr[request])], [int(pos_ptr[row])], vocab_size, USE_FP64)[0]
         for block, start in enumerate(range(0, vocab_size, BLOCK_SIZE)):
             best = start + int(scores[start : start + BLOCK_SIZE].argmax())
             resampled_local_argmax_ptr[r, block], resampled_local_max_ptr[r, block] = best, float(scores[best])
