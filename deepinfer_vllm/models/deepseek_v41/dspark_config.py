@@ -58,3 +58,27 @@ class DraftConfig:
             markov_rank=rank,
             has_confidence=bool(getattr(hf, "enable_confidence_head", True)),
         )
+
+
+def speculation_problems(vllm_config: Any) -> list[str]:
+    """What speaks against the speculative decoding asked for. Raises ConfigError where config.json has no draft model."""
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return []
+    if speculative.method != "dspark":
+        return [f'--speculative-config method={speculative.method} (must be "dspark", whose layers the checkpoint has)']
+    DraftConfig.from_hf(speculative.draft_model_config.hf_config)
+    own_model = speculative.model not in (None, vllm_config.model_config.model)
+    judge, dtype = speculative.rejection_sample_method, speculative.kv_cache_dtype
+    ranks = vllm_config.parallel_config.world_size_across_dp
+    return [
+        f"{setting} (must be {allowed} with --speculative-config)"
+        for setting, allowed, bad in (
+            ("VLLM_USE_V2_MODEL_RUNNER=0 or unset", "1", not vllm_config.use_v2_model_runner),
+            (f"model={speculative.model} in --speculative-config", "left away", own_model),
+            (f"rejection_sample_method={judge}", "standard, block or synthetic", judge == "fly"),
+            (f"kv_cache_dtype={dtype} in --speculative-config", "left away", dtype not in (None, "auto")),
+            (f"{ranks} tensor and data parallel ranks", "1", ranks > 1),
+        )
+        if bad
+    ]

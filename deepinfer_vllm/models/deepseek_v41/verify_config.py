@@ -6,6 +6,7 @@ from typing import Any
 
 from deepinfer_vllm import compat, envs
 from deepinfer_vllm.models.deepseek_v41.config import ConfigError, ModelConfig
+from deepinfer_vllm.models.deepseek_v41.dspark_config import speculation_problems
 from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts
 from deepinfer_vllm.models.deepseek_v41.engram_table import open_tables
 from deepinfer_vllm.models.deepseek_v41.quantised_matrix import BLOCK
@@ -74,7 +75,6 @@ def verify_engine(vllm_config: Any) -> None:
         for flag, value, allowed, bad in (
             ("--kv-cache-dtype", cache.cache_dtype, "auto", cache.cache_dtype not in ("auto", "float32", "bfloat16")),
             ("--block-size", cache.block_size, "even", bool(cache.block_size and cache.block_size % 2)),
-            ("--speculative-config", "set", "unset", vllm_config.speculative_config is not None),
             # vLLM (0.32, 0.33) cannot turn window specs of MLA rows into full ones.
             ("--disable-hybrid-kv-cache-manager", True, "off", hybrid_off is True),
             ("--enable-mm-embeds", True, "off", images.enable_mm_embeds),
@@ -83,5 +83,6 @@ def verify_engine(vllm_config: Any) -> None:
         )
         if bad
     ]
+    problems += speculation_problems(vllm_config)
     if problems:
         raise ValueError(f"The portable DeepSeek-V4.1 cannot run with {', '.join(problems)}. Change these")
