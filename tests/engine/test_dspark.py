@@ -119,6 +119,22 @@ def test_prompt_logprobs_keep_their_rows(case: Case, backend: EngineBackend) -> 
     assert (found.logits - case.reference.forward(prompt).logits).abs().max() <= 2e-4
 
 
+def test_with_replay(case: Case) -> None:
+    """Prompts longer than the window are cut short above the last KV source; drafts change nothing of that."""
+    window = case.reference.config.sliding_window
+    backend = start(case, replay=True, max_num_batched_tokens=1024)
+    try:
+        poison(backend)
+        poison_draft(backend)
+        for prompt, again in [(p, again) for again in (False, True) for p in case.prompts]:
+            answer = backend.generate(prompt, COUNT)
+            truncated = prompt + answer.ids[:-1]
+            want = case.reference.forward(truncated, replay_from=max(0, len(prompt) - window)).logits[len(prompt) - 1 :]
+            assert answer.ids == want.argmax(-1).tolist(), again
+    finally:
+        backend.close()
+
+
 HEAT = 2.0
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
 from bare_draft import UNWRITTEN, BareDraft
+from deepinfer_vllm.checkpoint.create import create
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from reference import Config, Draft, DraftReference, load
 from topologies import bare_model, write_random
@@ -127,3 +129,20 @@ def test_rounded_rows(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = case.reference.block(case.main_x(start), anchor, 4, qat=True)
     plain = case.reference.block(case.main_x(start), anchor, 4)
     assert float((hidden - expected).norm()) < 0.2 * float((plain - expected).norm())
+
+
+def test_a_quantised_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published formats, held packed: the reference widens the same codes."""
+    monkeypatch.setenv("DEEPINFER_VLLM_WEIGHTS", "packed")
+    create(tmp_path, layers=4, quant=True)
+    reference, ids = load(tmp_path), torch.arange(40, 70)
+    means = reference.forward(ids).stream_means
+    drafts = DraftReference(reference.config, reference.weights)
+    with bare_model(tmp_path) as target:
+        draft = BareDraft(target)
+        assert len([p for p in draft.model.parameters() if p.dtype == torch.float8_e4m3fn]) > 10
+        case = Case(draft, drafts, reference.config, ids, means)
+        draft.clear()
+        draft.store(0, case.states, start=0)
+        hidden = draft.block([30], [7], [5], reference.config.dspark_noise_token_id)
+        assert_drafts(case, hidden, 7, drafts.draft(case.main_x(30), 7, 5))

@@ -73,6 +73,10 @@ ILLEGAL_FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("--disable-hybrid-kv-cache-manager=True", "must be off"),
     ),
     "cache dtype": ({"kv_cache_dtype": "fp8"}, ("--kv-cache-dtype=fp8", "must be auto")),
+    "another way to draft": (
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+        ("--speculative-config method=ngram", 'must be "dspark"'),
+    ),
     "odd blocks": ({"block_size": 33}, ("--block-size=33", "must be even")),
 }
 
@@ -125,6 +129,33 @@ def test_illegal_config(copy: Path, name: str) -> None:
 def test_illegal_flag(checkpoint: Path, name: str) -> None:
     flags, parts = ILLEGAL_FLAGS[name]
     says(start_error(checkpoint, **flags), parts)
+
+
+DRAFTS = {"method": "dspark", "num_speculative_tokens": 5}
+ILLEGAL_DRAFTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    # the runner's switch, more fields of --speculative-config, what is said
+    "runner V1": ("0", {}, ("VLLM_USE_V2_MODEL_RUNNER=0", "must be 1 with --speculative-config")),
+    "as many as the window": (
+        "1",
+        {"num_speculative_tokens": 128},
+        ("num_speculative_tokens=128", "must be below sliding_window=128"),
+    ),
+    "another cache": ("1", {"kv_cache_dtype": "fp8"}, ("kv_cache_dtype=fp8", "must be left away")),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL_DRAFTS)
+def test_illegal_drafts(checkpoint: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, more, parts = ILLEGAL_DRAFTS[name]
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    says(start_error(checkpoint, speculative_config={**DRAFTS, **more}), parts)
+
+
+def test_drafts_without_draft_layers(copy: Path) -> None:
+    edit_config(copy, text(num_nextn_predict_layers=0))
+    says(
+        start_error(copy, speculative_config=DRAFTS), ("num_nextn_predict_layers=0", "leave --speculative-config away")
+    )
 
 
 def spoil_tables(directory: Path, keep_rows: int) -> None:

@@ -61,13 +61,14 @@ class DraftConfig:
 
 
 def speculation_problems(vllm_config: Any) -> list[str]:
-    """What speaks against the speculative decoding asked for. Raises ConfigError where config.json has no draft model."""
+    """What speaks against the speculative decoding asked for. Raises ConfigError where config.json fits no draft."""
     speculative = vllm_config.speculative_config
     if speculative is None:
         return []
     if speculative.method != "dspark":
         return [f'--speculative-config method={speculative.method} (must be "dspark", whose layers the checkpoint has)']
-    DraftConfig.from_hf(speculative.draft_model_config.hf_config)
+    window = DraftConfig.from_hf(speculative.draft_model_config.hf_config).model.window
+    drafts = speculative.num_speculative_tokens
     own_model = speculative.model not in (None, vllm_config.model_config.model)
     judge, dtype = speculative.rejection_sample_method, speculative.kv_cache_dtype
     ranks = vllm_config.parallel_config.world_size_across_dp
@@ -78,6 +79,7 @@ def speculation_problems(vllm_config: Any) -> list[str]:
             (f"model={speculative.model} in --speculative-config", "left away", own_model),
             (f"rejection_sample_method={judge}", "standard, block or synthetic", judge == "fly"),
             (f"kv_cache_dtype={dtype} in --speculative-config", "left away", dtype not in (None, "auto")),
+            (f"num_speculative_tokens={drafts}", f"below sliding_window={window}", drafts >= window),
             (f"{ranks} tensor and data parallel ranks", "1", ranks > 1),
         )
         if bad
