@@ -80,7 +80,7 @@ def combine_sampled_and_draft_tokens(
     prefill = prefill_len_ptr.numpy()[requests]
     if NUM_NEW_SAMPLED_TOKENS > 0:
         decoding = (lengths > prefill) & (lengths - logits >= prefill)
-        ids[starts[decoding]] = last_sampled_tokens_ptr.numpy()[requests[decoding]]
+        ids[starts[decoding]] = last_sampled_tokens_ptr.view(-1).numpy()[requests[decoding]]
     drafts = logits - NUM_NEW_SAMPLED_TOKENS
     for i in np.flatnonzero((drafts > 0) & (lengths > prefill)):
         ids[ends[i] - drafts[i] : ends[i]] = draft_tokens_ptr[requests[i], : drafts[i]].numpy()

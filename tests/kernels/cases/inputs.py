@@ -56,7 +56,7 @@ def combine(random: Random, new: int, steps: int) -> Launch:
         {
             "input_ids_ptr": random.integers(0, 99, int(lengths.sum())),
             "idx_mapping_ptr": random.distinct(len(logits), REQUESTS),
-            "last_sampled_tokens_ptr": random.integers(100, 199, REQUESTS, dtype=torch.int64),
+            "last_sampled_tokens_ptr": random.integers(100, 199, REQUESTS, 1, dtype=torch.int64),
             "query_start_loc_ptr": bounds(lengths),
             "seq_lens_ptr": lengths + random.integers(0, 30, len(lengths)),
             "prefill_len_ptr": random.integers(5, 30, REQUESTS),
@@ -124,7 +124,7 @@ def update(random: Random) -> Launch:
         {
             "idx_mapping_ptr": requests,
             "num_computed_tokens_ptr": random.integers(0, 99, REQUESTS),
-            "last_sampled_tokens_ptr": random.integers(0, 99, REQUESTS, dtype=torch.int64),
+            "last_sampled_tokens_ptr": random.integers(0, 99, REQUESTS, 1, dtype=torch.int64),
             "output_bin_counts_ptr": counts,
             "output_bin_counts_stride": counts.stride(0),
             "sampled_tokens_ptr": sampled_tokens,
