@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from vllm.distributed import get_dp_group
 
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.expert_shard import ExpertShard
@@ -41,6 +42,7 @@ class MoE(nn.Module):
         self, config: ModelConfig, dtype: torch.dtype, prefix: str, storage: WeightStorage | None = None
     ) -> None:
         super().__init__()
+        self.dp_ranks = get_dp_group().world_size
         self.gate = Router(config)
         self.experts = Experts(config, dtype, ExpertShard.here(config), storage=storage, prefix=f"{prefix}.experts")
         if config.num_shared_experts:
@@ -63,6 +65,7 @@ class MoE(nn.Module):
     ) -> torch.Tensor:
         """The routed experts' [T, hidden] float32; of a tensor-parallel rank, its share."""
         if dp_tokens is None:
+            assert self.dp_ranks == 1, "data-parallel ranks share experts: each must know all their token counts"
             out: torch.Tensor = self.experts(x, experts, weights)
             return out
         every = gather_over_dp([x, experts, weights], dp_tokens)

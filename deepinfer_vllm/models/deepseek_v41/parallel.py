@@ -18,6 +18,7 @@ import torch
 import torch.distributed
 from torch import nn
 from vllm.distributed import get_dp_group, get_tp_group
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
@@ -80,10 +81,16 @@ def return_over_dp(partial: torch.Tensor, tokens: list[int]) -> torch.Tensor:
     return out
 
 
+def dp_tokens_of_forward() -> list[int] | None:
+    """T of every DP rank in the forward pass that vLLM has begun; None where there is one rank."""
+    across = get_forward_context().dp_metadata
+    return None if across is None else across.num_tokens_across_dp_cpu.tolist()
+
+
 def tokens_over_dp(count: int) -> list[int]:
     """Every DP rank's token count, where vLLM's metadata do not know it. All ranks must call this together."""
     group = get_dp_group()
-    counts = torch.zeros(group.world_size, dtype=torch.int64)
+    counts = torch.zeros(group.world_size, dtype=torch.int64, device="cpu")
     counts[group.rank_in_group] = count
     torch.distributed.all_reduce(counts, group=group.cpu_group)
     out: list[int] = counts.tolist()
