@@ -98,10 +98,10 @@ def test_the_questions_are_cut_inside_images(oracle: Oracle) -> None:
     assert [len(oracle.expanded(q)) for q in mixed_questions()] == [76, 45, 113, 67, 25]
 
 
-@pytest.mark.parametrize("chunk", [1024, 40, 17])
-def test_chunks_batches_and_prefix_hits(engine: Engine, oracle: Oracle, chunk: int) -> None:
+@pytest.mark.parametrize(("runner", "chunk"), [("V1", 1024), ("V1", 40), ("V1", 17), ("V2", 40)])
+def test_chunks_batches_and_prefix_hits(engine: Engine, oracle: Oracle, runner: str, chunk: int) -> None:
     questions = mixed_questions()
-    with engine(oracle.directory, max_num_batched_tokens=max(chunk, 128), **SMALL) as backend:
+    with engine(oracle.directory, runner=runner, max_num_batched_tokens=max(chunk, 128), **SMALL) as backend:
         backend.scheduler.max_num_scheduled_tokens = chunk
         poison(backend)
         oracle.check(generate(backend, questions), questions)
@@ -112,10 +112,10 @@ def test_chunks_batches_and_prefix_hits(engine: Engine, oracle: Oracle, chunk: i
             oracle.check(generate(backend, [question]), [question])
 
 
-@pytest.mark.parametrize("caching", [True, False])
-def test_preempted_requests_resume(engine: Engine, oracle: Oracle, caching: bool) -> None:
+@pytest.mark.parametrize(("runner", "caching"), [("V1", True), ("V1", False), ("V2", True)])
+def test_preempted_requests_resume(engine: Engine, oracle: Oracle, runner: str, caching: bool) -> None:
     questions = mixed_questions()
-    options = {"enable_prefix_caching": caching, "max_num_batched_tokens": 150}
+    options: dict[str, Any] = {"runner": runner, "enable_prefix_caching": caching, "max_num_batched_tokens": 150}
     with engine(oracle.directory, **options, **SMALL) as backend:
         poison(backend)
         preempt_all_every(backend, 4)
@@ -134,9 +134,10 @@ def test_equal_text_does_not_share_what_images_differ_in(engine: Engine, oracle:
         oracle.check(generate(backend, [other, one]), [other, one])
 
 
-def test_replay_keeps_what_reaches_past_an_image(engine: Engine, oracle: Oracle) -> None:
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_replay_keeps_what_reaches_past_an_image(engine: Engine, oracle: Oracle, runner: str) -> None:
     questions = mixed_questions()
-    with engine(oracle.directory, replay=True, **SMALL) as backend:
+    with engine(oracle.directory, replay=True, runner=runner, **SMALL) as backend:
         poison(backend)
         assert model_of(backend).replay
         first = generate(backend, questions)
