@@ -61,7 +61,7 @@ ILLEGAL_FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"tensor_parallel_size": 4, "data_parallel_size": 3, "enable_expert_parallel": True},
         ("--enable-expert-parallel=True over 12 processes", "at most n_routed_experts=8"),
     ),
-    "pipeline parallel": ({"pipeline_parallel_size": 2}, ("--pipeline-parallel-size=2", "must be 1")),
+    "pipeline parallel": ({"pipeline_parallel_size": 2}, ("--pipeline-parallel-size=2", "must be 1", "(2-3, 4, 5-7)")),
     "decode context parallel": (
         {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         ("--decode-context-parallel-size=2", "must be 1"),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+from deepinfer_vllm.models.deepseek_v41.topology import layer_role
 
 
 def problems(config: ModelConfig, parallel: Any) -> list[str]:
@@ -25,7 +26,12 @@ def problems(config: ModelConfig, parallel: Any) -> list[str]:
                 f"over at most n_routed_experts={experts}",
                 by_expert and tp * dp > experts,
             ),
-            ("--pipeline-parallel-size", parallel.pipeline_parallel_size, "1", parallel.pipeline_parallel_size > 1),
+            (
+                "--pipeline-parallel-size",
+                parallel.pipeline_parallel_size,
+                f"1: each KV group's layers ({_kv_groups(config)}) read one layer's rows, which no stage hands on",
+                parallel.pipeline_parallel_size > 1,
+            ),
             (
                 "--decode-context-parallel-size",
                 parallel.decode_context_parallel_size,
@@ -50,3 +56,10 @@ def problems(config: ModelConfig, parallel: Any) -> list[str]:
             "or --enable-expert-parallel be on)"
         )
     return found
+
+
+def _kv_groups(config: ModelConfig) -> str:
+    """The layers of each KV group: "2-7, 8-13"."""
+    sources = [layer_role(config, i).kv_source for i in range(config.num_layers)]
+    members = {source: [i for i, s in enumerate(sources) if s == source] for source in config.kv_sources}
+    return ", ".join("-".join(map(str, sorted({layers[0], layers[-1]}))) for layers in members.values())
