@@ -13,10 +13,12 @@ import torch
 
 from deepinfer_vllm.checkpoint.backends import EngineBackend
 from deepinfer_vllm.checkpoint.config import TextConfig
+from deepinfer_vllm.checkpoint.create import create
 from deepinfer_vllm.checkpoint.writer import write_checkpoint
 from engine.foresight import foresee
 from engine.harness import model_of, poison, preempt_all_every
 from engine.test_topologies import SIZES, sharing
+from images import noise
 from reference import Reference, load
 
 COUNT, DRAFTS = 32, 5
@@ -50,7 +52,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def start(case: Case, **engine_args: Any) -> EngineBackend:
-    speculative = {"method": "dspark", "num_speculative_tokens": DRAFTS, **engine_args.pop("speculative", {})}
+    more = engine_args.pop("speculative", {})  # None: no drafts at all
+    speculative = None if more is None else {"method": "dspark", "num_speculative_tokens": DRAFTS, **more}
     defaults = {"block_size": 16, "max_num_batched_tokens": 50, "disable_log_stats": False}
     return EngineBackend(
         case.directory, "float32", "plain", speculative_config=speculative, **{**defaults, **engine_args}
@@ -133,6 +136,45 @@ def test_with_replay(case: Case) -> None:
             assert answer.ids == want.argmax(-1).tolist(), again
     finally:
         backend.close()
+
+
+GRAMMARS: list[dict[str, Any]] = [
+    {"regex": "(yes|no){3} [0-9]{6}-[a-f]{8}"},
+    {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+    {"choice": ["perhaps so", "perhaps not"]},
+]
+
+
+def answers_to_grammars_and_images(backend: EngineBackend) -> list[tuple[list[int], list[int]]]:
+    """Prompt and answer of requests with structured outputs, with penalties, and with an image."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    fixed = {"temperature": 0, "max_tokens": 24}
+    params = [SamplingParams(**fixed, structured_outputs=StructuredOutputsParams(**grammar)) for grammar in GRAMMARS]
+    params.append(SamplingParams(**fixed, repetition_penalty=1.3, presence_penalty=0.5, ignore_eos=True))
+    found = backend._llm.generate(["Tell me"] * len(params), params, use_tqdm=False)
+    image = {"type": "image_pil", "image_pil": noise(90, 60)}
+    message = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}
+    found += backend._llm.chat([message], SamplingParams(**fixed, ignore_eos=True), use_tqdm=False)
+    return [(list(f.prompt_token_ids), list(f.outputs[0].token_ids)) for f in found]
+
+
+def test_grammars_penalties_and_images_as_without_drafts(tmp_path: Path) -> None:
+    """The drafts foresee the answers, so that some stand also under a grammar, which they do not know."""
+    create(tmp_path, layers=4, shards=1, dtype="float32", vision=True)
+    case = Case(tmp_path, [], load(tmp_path), [])
+    found = []
+    for speculative in (None, {}):
+        backend = start(case, speculative=speculative, max_num_batched_tokens=2048, skip_tokenizer_init=False)
+        try:
+            found.append(answers_to_grammars_and_images(backend))
+            if speculative is not None:
+                assert accepted(backend)[1] > 10
+        finally:
+            backend.close()
+        foresee(tmp_path, [prompt[-1:] + answer for prompt, answer in found[0]], forget=6)
+    assert found[1] == found[0]
 
 
 HEAT = 2.0
