@@ -140,6 +140,48 @@ def test_layers_shards_and_dtype(tmp_path: Path) -> None:
     load(tmp_path).forward([0, 5, 6])
 
 
+VISION_NAMES = {
+    "vision.patch_embed.proj.weight": (32, 588),
+    "vision.patch_embed.proj.bias": (32,),
+    "vision.blocks.1.norm1.weight": (32,),
+    "vision.blocks.1.norm2.weight": (32,),
+    "vision.blocks.1.attn.wqkv.weight": (96, 32),
+    "vision.blocks.1.attn.wqkv.bias": (96,),
+    "vision.blocks.1.attn.wo.weight": (32, 32),
+    "vision.blocks.1.attn.wo.bias": (32,),
+    "vision.blocks.1.mlp.w1.weight": (96, 32),
+    "vision.blocks.1.mlp.w2.weight": (32, 48),
+    "vision.norm.weight": (32,),
+    "aligner.w1.weight": (128, 288),
+    "aligner.w1.bias": (128,),
+    "aligner.w2.weight": (128, 128),
+    "aligner.w2.bias": (128,),
+    "image_start": (128,),
+    "image_end": (128,),
+    "image_newline": (128,),
+}
+
+
+def test_vision_adds_its_tensors_and_moves_no_other(tiny: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["tiny", str(tmp_path), "--vision"])
+    assert result.exit_code == 0, result.output
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert_legal(config)
+    text = json.loads((tiny / "config.json").read_text())
+    assert {key for key in config if config[key] != text[key]} == {"vision_config"}
+    before, after = ({k: v for f in d.glob("*.safetensors") for k, v in load_file(f).items()} for d in (tiny, tmp_path))
+    added = {name: tensor for name, tensor in after.items() if name not in before}
+    per_block = {name.replace(".1.", ".0.") for name in VISION_NAMES if ".1." in name}
+    assert added.keys() == VISION_NAMES.keys() | per_block
+    assert {name: tuple(added[name].shape) for name in VISION_NAMES} == VISION_NAMES
+    assert {name for name, tensor in added.items() if tensor.dtype.itemsize == 4} == {
+        "image_start",
+        "image_newline",
+        "image_end",
+    }
+    assert all(before[name].equal(after[name]) for name in before)
+
+
 def test_force_leaves_no_shards_of_another_count(tmp_path: Path) -> None:
     create(tmp_path, shards=3)
     (tmp_path / "notes.txt").write_text("mine")

@@ -101,8 +101,7 @@ def test_the_questions_are_cut_inside_images(oracle: Oracle) -> None:
 @pytest.mark.parametrize(("runner", "chunk"), [("V1", 1024), ("V1", 40), ("V1", 17), ("V2", 40)])
 def test_chunks_batches_and_prefix_hits(engine: Engine, oracle: Oracle, runner: str, chunk: int) -> None:
     questions = mixed_questions()
-    with engine(oracle.directory, runner=runner, max_num_batched_tokens=max(chunk, 128), **SMALL) as backend:
-        backend.scheduler.max_num_scheduled_tokens = chunk
+    with engine(oracle.directory, runner=runner, max_num_batched_tokens=chunk, **SMALL) as backend:
         poison(backend)
         oracle.check(generate(backend, questions), questions)
         cached = [backend.cached_tokens(q.for_vllm()) for q in questions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from deepinfer_vllm.checkpoint.bare import BareModel
 from deepinfer_vllm.checkpoint.topology import random_config
 from deepinfer_vllm.checkpoint.vision import VisionConfig
 from deepinfer_vllm.checkpoint.writer import write_checkpoint
+from deepinfer_vllm.models.deepseek_v41.config import ConfigError
 from images import noise
 from reference import load
-from reference.vision import Vision, fitted
+from reference.vision import Vision, fitted, fitting_grid
+from small_model import hf_config
 from topologies import assert_same, bare_model
 
 SIZES = [(100, 60), (84, 84), (1, 1), (14, 14), (700, 300), (33, 1000), (2000, 3), (3, 2000), (1, 5000), (640, 640)]
@@ -67,6 +70,49 @@ def test_the_processor_is_the_references(seeing: BareModel, size: tuple[int, int
     assert processed["llm_grid"].tolist() == [[grid.merged_rows, grid.merged_columns]]
     assert len(processed["types"]) == grid.places
     assert torch.equal(processed["patches"].flatten(1).double(), patches)
+
+
+def test_the_releases_sizes() -> None:
+    """Any size, from a dot to a panorama, at the release's limits."""
+    from vllm.models.deepseek_v41.common.mm_preprocess import DeepseekV4VLProcessor
+
+    release = {"num_hidden_layers": 32, "max_image_tokens": 1024, "min_pixels": 295936}
+    processor = DeepseekV4VLProcessor(hf_config(vision=release))
+    rng = random.Random(0)
+    sizes = [(int(10 ** rng.uniform(0, 3.4)), int(10 ** rng.uniform(0, 3.4))) for _ in range(20)]
+    for width, height in [*sizes, (544, 544), (543, 545), (1300, 1300), (1, 3000), (3000, 1)]:
+        grid = fitting_grid({**VisionConfig().published(), **release}, width, height)
+        processed = processor(images=[Image.new("RGB", (width, height))])
+        assert processed["vit_grid"].tolist() == [[grid.rows, grid.columns]], (width, height)
+        assert processed["llm_grid"].tolist() == [[grid.merged_rows, grid.merged_columns]], (width, height)
+        assert len(processed["types"]) == grid.places <= 1024
+
+
+def test_the_largest_images_for_sizing_memory(seeing: BareModel) -> None:
+    """They take every token an image may have, or but a few; with and without a tokenizer."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    config = seeing.vllm_config.model_config
+    processor = MULTIMODAL_REGISTRY.create_processor(config)
+    dummies = processor.get_dummy_mm_inputs({"image": 2})
+    spans = dummies["mm_placeholders"]["image"]
+    limit = config.hf_config.vision_max_n_token
+    assert len(spans) == 2 and all(limit - 8 <= span.length <= limit for span in spans)
+    assert processor.info.get_mm_max_tokens_per_item(1024, {"image": 2}) == {"image": limit}
+
+
+def test_a_tokenizer_with_another_image_id(seeing: BareModel) -> None:
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    class Other:
+        def convert_tokens_to_ids(self, token: str) -> int:
+            return 7
+
+    config = seeing.vllm_config.model_config
+    with pytest.raises(
+        ConfigError, match=f"image_token_id={config.hf_config.image_token_id}: the tokenizer's id .* is 7"
+    ):
+        MULTIMODAL_REGISTRY.create_processor(config, tokenizer=Other())
 
 
 def test_embeddings(seeing: BareModel) -> None:

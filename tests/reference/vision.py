@@ -50,30 +50,9 @@ class Vision:
         rows = [torch.cat([row, self.weights["image_newline"][None]]) for row in merged.split(grid.merged_columns)]
         return torch.cat([self.weights["image_start"][None], *rows, self.weights["image_end"][None]])
 
-    def grid(self, width: float, height: float) -> Grid:
-        """Small images are enlarged to `min_pixels`; large ones shrunk until their places fit the limit."""
-        patch, merge, limit = (self.config[k] for k in ("patch_size", "downsample_ratio", "max_image_tokens"))
-        if width * height < self.config["min_pixels"]:
-            factor = math.sqrt(self.config["min_pixels"] / (width * height))
-            width, height = int(width * factor), int(height * factor)
-
-        def of(rows: int, columns: int) -> Grid:
-            return Grid(rows, columns, math.ceil(rows / merge), math.ceil(columns / merge))
-
-        whole = of(math.ceil(height / patch), math.ceil(width / patch))
-        if whole.places <= limit:
-            return whole
-        # The merged grid h x w of the image's shape that uses the limit up: h * (w + 1) + 2 = limit, h / w = shape.
-        shape = height / width
-        w = math.sqrt((limit - 2) / shape + 0.25) - 0.5
-        h = w * shape
-        if w < 1:
-            return of((limit - 2) // 2 * merge, merge)
-        if h < 1:
-            return of(merge, (limit - 3) * merge)
-        cell = patch * merge
-        scale = min(math.floor(w) * cell / width, math.floor(h) * cell / height)
-        return of(math.floor(height * scale / patch), math.floor(width * scale / patch))
+    def grid(self, width: int, height: int) -> Grid:
+        """The grid of an image of that size."""
+        return fitting_grid(self.config, width, height)
 
     def patches(self, image: Image.Image) -> tuple[torch.Tensor, Grid]:
         """[patches, 3 * p * p], in reading order, each channel by channel; values rounded to bfloat16."""
@@ -140,6 +119,32 @@ class Vision:
 
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weights[f"{name}.weight"], NORM_EPS)
+
+
+def fitting_grid(config: dict[str, Any], width: float, height: float) -> Grid:
+    """Small images are enlarged to `min_pixels`; large ones shrunk until their places fit the limit."""
+    patch, merge, limit = (config[k] for k in ("patch_size", "downsample_ratio", "max_image_tokens"))
+    if width * height < config["min_pixels"]:
+        factor = math.sqrt(config["min_pixels"] / (width * height))
+        width, height = int(width * factor), int(height * factor)
+
+    def of(rows: int, columns: int) -> Grid:
+        return Grid(rows, columns, math.ceil(rows / merge), math.ceil(columns / merge))
+
+    whole = of(math.ceil(height / patch), math.ceil(width / patch))
+    if whole.places <= limit:
+        return whole
+    # The merged grid h x w of the image's shape that uses the limit up: h * (w + 1) + 2 = limit, h / w = shape.
+    shape = height / width
+    w = math.sqrt((limit - 2) / shape + 0.25) - 0.5
+    h = w * shape
+    if w < 1:
+        return of((limit - 2) // 2 * merge, merge)
+    if h < 1:
+        return of(merge, (limit - 3) * merge)
+    cell = patch * merge
+    scale = min(math.floor(w) * cell / width, math.floor(h) * cell / height)
+    return of(math.floor(height * scale / patch), math.floor(width * scale / patch))
 
 
 def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
