@@ -16,6 +16,7 @@ from deepinfer_vllm.checkpoint.config import TextConfig
 from deepinfer_vllm.checkpoint.interface import Generation
 from deepinfer_vllm.checkpoint.vision import VisionConfig
 from deepinfer_vllm.checkpoint.writer import write_checkpoint
+from engine.foresight import foresee
 from engine.harness import Engine, model_of, poison, preempt_all_every, preemptions
 from images import noise
 from reference import Reference, load
@@ -62,14 +63,17 @@ class Oracle:
             assert answer.ids == want.argmax(-1).tolist()
 
 
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    directory = tmp_path_factory.mktemp("seeing") / "tiny"
-    config = TextConfig(vocab_size=384, sliding_window=WINDOW, index_topk=16, candidate_topk_blocks=4)
+def write_oracle(directory: Path, **fields: Any) -> Oracle:
+    config = TextConfig(vocab_size=384, sliding_window=WINDOW, index_topk=16, candidate_topk_blocks=4, **fields)
     published = config.published("float32", VisionConfig())
     assert published["image_token_id"] == IMAGE
-    write_checkpoint(directory, published, seed=3)
+    write_checkpoint(directory, published, seed=3, shards=1)
     return Oracle(directory, load(directory), Vision(directory))
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    return write_oracle(tmp_path_factory.mktemp("seeing") / "tiny")
 
 
 def text(seed: int, count: int) -> tuple[int, ...]:
@@ -190,3 +194,22 @@ def test_image_tokens_without_an_image(engine: Engine, oracle: Oracle) -> None:
         answer = backend.generate(question.ids, COUNT)
         want = oracle.text.forward([*question.ids, *answer.ids[:-1]]).logits[len(question.ids) - 1 :]
         assert answer.logits is not None and float((answer.logits - want).abs().max()) <= MAX_ABS
+
+
+def test_drafts_after_images(engine: Engine, tmp_path: Path) -> None:
+    """DSpark's drafts, some of which the target takes, leave its answers as they are."""
+    oracle, questions = write_oracle(tmp_path / "tiny", num_nextn_predict_layers=2), mixed_questions()
+    answers = [
+        oracle.text.greedy(oracle.expanded(q), COUNT, images=[oracle.vision.span(image) for image in q.images])
+        for q in questions
+    ]
+    foresee(oracle.directory, [[q.ids[-1], *answer] for q, answer in zip(questions, answers, strict=True)], forget=6)
+    options = {"speculative_config": {"method": "dspark", "num_speculative_tokens": 4}, "disable_log_stats": False}
+    with engine(oracle.directory, runner="V2", max_num_batched_tokens=64, **options, **SMALL) as backend:
+        poison(backend)
+        for _ in range(2):
+            found = generate(backend, questions)
+            assert [f.ids for f in found] == answers
+            oracle.check(found, questions)
+        metrics = {metric.name: metric for metric in backend._llm.get_metrics()}
+        assert metrics["vllm:spec_decode_num_accepted_tokens"].value > 0
