@@ -20,10 +20,14 @@ from deepinfer_vllm.models.deepseek_v41.indexer import Indexer
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.parallel import column_linear, row_linear, row_split
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies, rotate
+from deepinfer_vllm.models.deepseek_v41.span_attention import Compressed, span_attention
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage, held_weight, packed_or_plain
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
+
+SPAN_TOKENS = 16
+"""From so many tokens of one request on, rows are read for all of them at once."""
 
 
 class Attention(nn.Module):
@@ -102,23 +106,52 @@ class Attention(nn.Module):
         query = rotate(self.wq_b(q_low).view(-1, self.heads, self.head_dim), rotary)
         if self.role.selects:
             self.indexer(x, q_low, rotary, self._rows[0], step)
-        out = rotate(self._gathered(query, step).to(x.dtype), rotary, inverse=True)
+        out = rotate(self._attended(query, step).to(x.dtype), rotary, inverse=True)
         return self.wo_b(self.wo_a(out.flatten(1)))
 
-    def _gathered(self, query: torch.Tensor, step: Step) -> torch.Tensor:
-        """Attention [T, H, D] float32, a chunk of tokens at a time."""
+    def _attended(self, query: torch.Tensor, step: Step) -> torch.Tensor:
+        """Attention [T, H, D] float32: long spans one by one, the short ones between them together."""
+        out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+        done = 0
+        for request, (start, end) in enumerate(step.spans):
+            if end - start >= SPAN_TOKENS and not step.is_block:
+                self._gathered(query, slice(done, start), step, out)
+                out[start:end] = self._span(query[start:end], request, slice(start, end), step)
+                done = end
+        self._gathered(query, slice(done, step.num_tokens), step, out)
+        return out
+
+    def _span(self, query: torch.Tensor, request: int, part: slice, step: Step) -> torch.Tensor:
+        """Attention of one request's tokens."""
+        start = step.first_positions[request]
+        low = max(0, start - self.window + 1)
+        if step.window_floor is not None and self.skips_rows:
+            low = max(low, int(step.window_floor[request]))
+
+        def read(cache: PagedCache, row: torch.Tensor) -> torch.Tensor:
+            return cache.read(step.tables[cache.name], torch.full_like(row, request), row, self.head_dim)
+
+        rows = read(self.window_rows, torch.arange(low, start + query.shape[0], device=query.device))
+        compressed = None
+        if self.role.ratio:
+            assert step.selected is not None
+            compressed = Compressed(step.selected[part], self.role.ratio, lambda row: read(self._rows[0], row))
+        return span_attention(query, start, rows, self.window, compressed, self.attn_sink, self.scale)
+
+    def _gathered(self, query: torch.Tensor, tokens: slice, step: Step, out: torch.Tensor) -> None:
+        """Attention of some tokens into `out`, a chunk of them at a time."""
+        if tokens.start == tokens.stop:
+            return
         compressed = step.selected if self.role.ratio else None
         num_rows = step.window_width(self.window) + (0 if compressed is None else compressed.shape[1])
         chunk = tokens_per_chunk(num_rows, self.heads, self.head_dim)
-        out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-        for low in range(0, step.num_tokens, chunk):
-            part = slice(low, low + chunk)
+        for low in range(tokens.start, tokens.stop, chunk):
+            part = slice(low, min(low + chunk, tokens.stop))
             rows, valid = self._window(part, step)
             if compressed is not None:
                 more, more_valid = self._compressed(compressed[part], part, step)
                 rows, valid = torch.cat((rows, more), dim=1), torch.cat((valid, more_valid), dim=1)
             out[part] = gather_attention(query[part], rows, valid, self.attn_sink, self.scale)
-        return out
 
     def _window(self, part: slice, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """Window rows [t, W, D] and which of them count. A row that does not is the token's own, so always finite."""

@@ -37,6 +37,9 @@ class PagedCache(nn.Module, AttentionLayerBase):
         self.spec = spec
         self.rows_per_block = int(spec.num_states)
         self.kv_cache = torch.tensor([])
+        self._slots_per_block = 0
+        """Rows from a block to the next, other layers' between them counted; 0 where that is no whole number, or before
+        memory is bound."""
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         """vLLM's hook: how this layer's metadata is built."""
@@ -48,14 +51,23 @@ class PagedCache(nn.Module, AttentionLayerBase):
 
     def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
         """vLLM's hook: the allocated memory, [blocks, 1, rows per block, width] and strided."""
-        self.kv_cache = kv_cache.squeeze(1)
+        self.kv_cache = cache = kv_cache.squeeze(1)
+        blocks, rows, width = cache.shape
+        per_block, odd = divmod(cache.stride(0), cache.stride(1))
+        self._slots_per_block = 0 if odd else per_block
+        if self._slots_per_block and blocks:
+            slots = (blocks - 1) * per_block + rows
+            self._slots = cache.as_strided((slots, width), (cache.stride(1), cache.stride(2)))
 
     def read(
         self, table: torch.Tensor, request: torch.Tensor, row: torch.Tensor, width: int | None = None
     ) -> torch.Tensor:
         """Rows at (request, row), which broadcast to a shape S: [*S, width], the first `width` channels."""
-        block = table[request, row // self.rows_per_block].long()
-        return self.kv_cache[..., :width][block, row % self.rows_per_block]
+        block, offset = table[request, row // self.rows_per_block].long(), row % self.rows_per_block
+        if not self._slots_per_block:
+            return self.kv_cache[..., :width][block, offset]
+        slot = block * self._slots_per_block + offset
+        return self._slots[:, :width].index_select(0, slot.flatten()).unflatten(0, slot.shape)
 
     def write_slots(self, slots: torch.Tensor, values: torch.Tensor) -> None:
         """Store values [n, width] at slots [n] int64, block * rows per block + row in it; a negative one is skipped."""

@@ -1,5 +1,6 @@
 """One forward step as the layers see it: which token belongs to which request, and where its rows lie."""
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,16 @@ class Step:
             new = ~self.cached
             request, positions, values = request[new], positions[new], values[new]
         cache.write(self.tables[cache.name], request, positions, values)
+
+    @functools.cached_property
+    def first_positions(self) -> list[int]:
+        """Per request, the position of its first token; exact, where `seq_lens` may be an upper bound. What a request
+        without tokens has says nothing."""
+        if not self.num_tokens:
+            return [0] * len(self.spans)
+        starts = torch.tensor([start for start, _ in self.spans]).clamp_max(self.num_tokens - 1)
+        positions: list[int] = self.positions[starts.to(self.positions.device)].tolist()
+        return positions
 
     def window_width(self, window: int) -> int:
         """How many window rows a token of this step can see at most."""
