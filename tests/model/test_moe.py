@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from deepinfer_vllm.models.deepseek_v41 import experts as experts_module
 from deepinfer_vllm.models.deepseek_v41.expert_shard import ExpertShard
-from deepinfer_vllm.models.deepseek_v41.experts import Experts, swiglu
+from deepinfer_vllm.models.deepseek_v41.experts import Experts, runs, swiglu
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from reference import moe as reference
 from small_model import both_configs, fill, generator, normal
@@ -55,6 +56,24 @@ def test_experts(used: list[int], limit: float) -> None:
     got = module(x, experts, weights)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), loop(module, x, experts, weights, limit), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pairs", [1, 5, 16, 10_000])
+def test_runs_of_experts_do_not_matter(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts_module, "RUN_PAIRS", pairs)
+    assert [*runs([0, 3, 0, 5, 7, 0, 2, 0])] == {
+        1: [[1], [3], [4], [6]],
+        5: [[1], [3], [4], [6]],
+        16: [[1, 3, 4], [6]],
+        10_000: [[1, 3, 4, 6]],
+    }[pairs]
+    assert [*runs([0, 0])] == []
+    module, x = make_experts(), normal(4, TOKENS, 32)
+    experts = torch.rand(TOKENS, 8, generator=generator(2)).argsort(-1)[:, :2]
+    got = module(x, experts, normal(3, TOKENS, 2))
+    torch.testing.assert_close(
+        got.double(), loop(module, x, experts, normal(3, TOKENS, 2), module.limit), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_no_tokens() -> None:

@@ -4,6 +4,8 @@ vLLM's fused CPU experts have no clamp (0.32, 0.33), so the experts are plain ma
 experts that were chosen, tokens sorted by expert.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -18,6 +20,10 @@ from deepinfer_vllm.models.deepseek_v41.weight_storage import (
     put,
     rows_of,
 )
+
+RUN_PAIRS = 128
+"""(token, expert) pairs that share one activation: all of a decode step's, and of a prefill no more rows than a cache
+holds."""
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
@@ -96,11 +102,30 @@ class Experts(nn.Module):
         counts = torch.bincount(experts.flatten(), minlength=self.w2.shape[0]).tolist()
         del counts[self.w2.shape[0] :]  # pairs whose expert is elsewhere are sorted to the end
         start = 0
-        for expert, count in enumerate(counts):
-            if count:
-                part = slice(start, start + count)
-                gate, up = self._linear(x[token[part]], "w13", expert).chunk(2, dim=-1)
-                inner = (weight[part] * swiglu(gate, up, self.limit)).to(x.dtype)
-                out.index_add_(0, token[part], self._linear(inner, "w2", expert).float())
-            start += count
+        for run in runs(counts):
+            sizes = [counts[expert] for expert in run]
+            part = slice(start, start + sum(sizes))
+            gate, up = self._each(x[token[part]], "w13", run, sizes).chunk(2, dim=-1)
+            inner = (weight[part] * swiglu(gate, up, self.limit)).to(x.dtype)
+            out.index_add_(0, token[part], self._each(inner, "w2", run, sizes).float())
+            start = part.stop
         return out
+
+    def _each(self, x: torch.Tensor, name: str, run: list[int], sizes: list[int]) -> torch.Tensor:
+        """x [n, inputs], of which each expert of a run has its number of rows, times its w13 or w2: [n, outputs]."""
+        parts = [self._linear(rows, name, expert) for rows, expert in zip(x.split(sizes), run, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def runs(counts: list[int]) -> Iterator[list[int]]:
+    """The experts that have tokens, in order, together while they have at most RUN_PAIRS."""
+    run, size = list[int](), 0
+    for expert, count in enumerate(counts):
+        if run and size + count > RUN_PAIRS:
+            yield run
+            run, size = [], 0
+        if count:
+            run.append(expert)
+            size += count
+    if run:
+        yield run
