@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     DEEPINFER_VLLM_DECODER_REPLAY: bool
     DEEPINFER_VLLM_NUMERICS: Literal["plain", "qat"]
     DEEPINFER_VLLM_WEIGHTS: Literal["packed", "bf16", "fp32"]
+    DEEPINFER_VLLM_NATIVE: bool
 
 Value = str | bool
 
@@ -70,6 +71,12 @@ TABLE: dict[str, Variable] = {
             default="packed",
             doc="How linears and experts are held. `packed`: as in the checkpoint, quantised ones widened as they are"
             " used and plain ones in the model's dtype. `bf16`, `fp32`: widened to that at load, for more memory.",
+        ),
+        _flag(
+            "DEEPINFER_VLLM_NATIVE",
+            default="1",
+            doc="Build a small C library with the system's compiler, once, into `~/.cache/deepinfer_vllm`, and use it"
+            " on CPU. Without a compiler, or with `0`, PyTorch does the same work in more steps.",
         ),
     )
 }

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from deepinfer_vllm.models.deepseek_v41.mhc import HyperConnection, collapse, expand, sinkhorn
+from deepinfer_vllm.models.deepseek_v41.mhc import HyperConnection, collapse, expand, sinkhorn, sinkhorn_in_torch
+from deepinfer_vllm.native.build import kernels
 from reference import mhc as reference
 from small_model import both_configs, fill, normal
 
@@ -48,6 +49,18 @@ def test_sinkhorn_rounds(iterations: int) -> None:
         for _ in range(iterations - 1):
             m = normalise_columns(normalise_rows(m, eps), eps)
         torch.testing.assert_close(got.double(), torch.tensor(m).double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 300])
+@pytest.mark.parametrize("iterations", [1, 20])
+@pytest.mark.parametrize("streams", [1, 2, 4, 7])
+@pytest.mark.parametrize("size", [1.0, 40.0])
+def test_compiled_sinkhorn_is_that_of_torch(tokens: int, iterations: int, streams: int, size: float) -> None:
+    """Also where a row's softmax is one and noughts, and from a part of a larger array."""
+    assert kernels() is not None, "these tests need a C compiler"
+    logits = normal(12, tokens, streams, 2 * streams)[..., ::2] * size
+    got = sinkhorn(logits, iterations, 1e-6)
+    torch.testing.assert_close(got, sinkhorn_in_torch(logits, iterations, 1e-6), rtol=2e-5, atol=1e-7)
 
 
 def test_each_sinkhorn_round_counts() -> None:

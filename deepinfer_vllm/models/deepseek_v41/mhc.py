@@ -5,8 +5,12 @@ collapses the streams), `post` [T, M] (where a sublayer's output goes) and `comb
 made nearly doubly stochastic by Sinkhorn rounds. Everything here is float32; streams are kept in the model's dtype.
 """
 
+import ctypes
+
 import torch
 from torch import nn
+
+from deepinfer_vllm.native.build import kernels
 
 
 class HyperConnection(nn.Module):
@@ -34,7 +38,23 @@ class HyperConnection(nn.Module):
 
 
 def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """logits [T, M, M] to row softmax, then columns and rows normalised in turn, columns last."""
+    """logits [T, M, M] float32 to row softmax, then columns and rows normalised in turn, columns last.
+
+    A hundred operations on a few numbers: on a CPU compiled where that is possible.
+    """
+    library = kernels() if logits.is_cpu else None
+    if library is None:
+        return sinkhorn_in_torch(logits, iterations, eps)
+    logits = logits.contiguous()
+    out = torch.empty_like(logits)
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (logits, out)]
+    sizes = [ctypes.c_long(n) for n in (logits.shape[0], logits.shape[-1], iterations)]
+    library.sinkhorn(*pointers, *sizes, ctypes.c_float(eps))
+    return out
+
+
+def sinkhorn_in_torch(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    """The same on any device."""
     comb = torch.softmax(logits, dim=-1) + eps
     comb = comb / (comb.sum(dim=-2, keepdim=True) + eps)
     for _ in range(iterations - 1):

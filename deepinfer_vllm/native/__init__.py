@@ -1,0 +1,1 @@
+"""A little C for what PyTorch can only do in many tiny operations. Optional: where no compiler is, PyTorch does it."""

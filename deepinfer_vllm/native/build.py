@@ -1,0 +1,68 @@
+"""The compiled kernels: built by the system's C compiler when first asked for, kept in the user's cache, or None.
+
+Nothing of torch is compiled against, so this takes a fraction of a second, and no instruction set is assumed beyond
+the architecture's own, so a cache on a shared disk serves every machine of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from deepinfer_vllm import envs
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-ffp-contract=off")
+TIMEOUT_SECONDS = 60
+
+logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def kernels() -> ctypes.CDLL | None:
+    """The library, the same for the life of the process. None when it is switched off or cannot be built, which is
+    logged once."""
+    if not envs.DEEPINFER_VLLM_NATIVE:
+        return None
+    try:
+        return ctypes.CDLL(str(build(_cache_directory(), compiler())))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.info("No compiled kernels, PyTorch does their work: %s", error)
+        return None
+
+
+def compiler() -> str:
+    """The C compiler: `CC`, cc, gcc or clang. Raises FileNotFoundError."""
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and (path := shutil.which(name)):
+            return path
+    raise FileNotFoundError("no C compiler (CC, cc, gcc, clang) on the path")
+
+
+def build(cache: Path, cc: str) -> Path:
+    """The library in `cache`, compiled if this source is not there yet. Raises OSError, SubprocessError."""
+    key = hashlib.sha256("\0".join((SOURCE.read_text(), *FLAGS, platform.machine())).encode()).hexdigest()
+    library = cache / f"kernels-{key[:16]}.so"
+    if library.is_file():
+        return library
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        built = Path(scratch) / library.name
+        command = [cc, *FLAGS, str(SOURCE), "-o", str(built), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+        if done.returncode:
+            raise OSError(f"{cc} failed: {done.stderr.strip().splitlines()[-1:]}")
+        os.replace(built, library)  # whole or not at all, whoever builds at the same time
+    return library
+
+
+def _cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepinfer_vllm"

@@ -1,0 +1,47 @@
+"""Building the C kernels: once, atomically, and never a reason not to start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from deepinfer_vllm.native import build as module
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("DEEPINFER_VLLM_NATIVE", raising=False)
+    monkeypatch.setattr(module, "kernels", module.functools.cache(module.kernels.__wrapped__))
+
+
+def test_built_once_and_alone_in_its_directory(tmp_path: Path) -> None:
+    library = module.kernels()
+    assert library is not None and hasattr(library, "sinkhorn")
+    (built,) = (tmp_path / "deepinfer_vllm").iterdir()
+    assert module.build(tmp_path / "deepinfer_vllm", "/no/such/compiler") == built
+
+
+def test_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_VLLM_NATIVE", "0")
+    assert module.kernels() is None and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("obstacle", ["no compiler", "a failing compiler", "no room", "not a library"])
+def test_what_stands_in_the_way_is_said_once(
+    obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if obstacle == "no compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CC", raising=False)
+    elif obstacle == "a failing compiler":
+        monkeypatch.setenv("CC", "false")
+    elif obstacle == "no room":
+        (tmp_path / "deepinfer_vllm").write_text("")
+    else:
+        monkeypatch.setattr(module, "build", lambda *_: Path(__file__))
+    with caplog.at_level(logging.INFO, logger=module.logger.name):
+        assert module.kernels() is None and module.kernels() is None
+    assert len(caplog.records) == 1 and "PyTorch does their work" in caplog.text
