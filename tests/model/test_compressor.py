@@ -43,7 +43,7 @@ class Case:
 
 def key(latent: torch.Tensor, rotary: RotaryTable) -> torch.Tensor:
     """An index key that shows which latent and which position it was asked for."""
-    return torch.cat((latent[:, :8], rotary.cos[:, :2], rotary.sin[:, :2]), dim=-1)
+    return torch.cat((latent[:, :8], rotary.cos[:, 0:4:2], rotary.sin[:, 1:5:2]), dim=-1)
 
 
 def make(ratio: int, requests: int = 1) -> Case:

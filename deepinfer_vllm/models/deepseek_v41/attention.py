@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.distributed import get_tp_group
-from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache, window_spec
@@ -17,6 +16,7 @@ from deepinfer_vllm.models.deepseek_v41.compressor import Compressor
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.gather_attention import gather_attention, tokens_per_chunk
 from deepinfer_vllm.models.deepseek_v41.indexer import Indexer
+from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.parallel import column_linear, row_linear, row_split
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies, rotate
@@ -89,19 +89,22 @@ class Attention(nn.Module):
         rope = config.compress_rope if role.ratio else config.main_rope
         self.register_buffer("frequencies", inverse_frequencies(rope), persistent=False)
 
-    def latent(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The window rows [T, head_dim] of x [T, hidden] at positions [T]."""
-        return self.numerics.window(rotate(self.kv_norm(self.wkv(x)), RotaryTable(positions, self.frequencies)))
+    def latent(self, x: torch.Tensor, rotary: RotaryTable) -> torch.Tensor:
+        """The window rows [T, head_dim] of x [T, hidden]; `rotary` of their positions."""
+        return self.numerics.window(rotate(self.kv_norm(self.wkv(x)), rotary))
+
+    def _rotary(self, step: Step) -> RotaryTable:
+        return step.rotary(self.frequencies, compressed=self.role.ratio > 0)
 
     def write(self, x: torch.Tensor, step: Step) -> None:
         """Store what later tokens and layers read of x [T, hidden]."""
-        step.write(self.window_rows, self.latent(x, step.positions))
+        step.write(self.window_rows, self.latent(x, self._rotary(step)))
         if self.role.writes_rows:
             self.compressor(x, step, self.frequencies, self.indexer.key)
 
     def attend(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x [T, hidden] to [T, hidden]; everything these tokens may read has been written."""
-        rotary = RotaryTable(step.positions, self.frequencies)
+        rotary = self._rotary(step)
         q_low = self.q_norm(self.wq_a(x))
         query = rotate(self.wq_b(q_low).view(-1, self.heads, self.head_dim), rotary)
         if self.role.selects:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from deepinfer_vllm.models.deepseek_v41.attention import Attention
@@ -20,7 +19,9 @@ from deepinfer_vllm.models.deepseek_v41.dspark_heads import ConfidenceHead, Mark
 from deepinfer_vllm.models.deepseek_v41.layer import DecoderLayer
 from deepinfer_vllm.models.deepseek_v41.mhc import collapse
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
+from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
+from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
@@ -95,7 +96,9 @@ class DraftBlock(nn.Module):
         """Store the rows of main_x [T, D] at positions [T]; slots, one a layer: [T] int64, negative ones skipped."""
         for layer, at in zip(self.mtp, slots, strict=True):
             if at is not None:
-                layer.attn.window_rows.write_slots(at, layer.attn.latent(main_x, positions))
+                layer.attn.window_rows.write_slots(
+                    at, layer.attn.latent(main_x, RotaryTable(positions, layer.attn.frequencies))
+                )
 
     def forward(self, embeds: torch.Tensor, step: Step) -> torch.Tensor:
         """One block a request: embeds [T, D] to hidden states [T, D] before the final norm."""

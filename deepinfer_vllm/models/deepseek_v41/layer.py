@@ -2,13 +2,13 @@
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.layernorm import RMSNorm
 
 from deepinfer_vllm.models.deepseek_v41.attention import Attention
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram import Engram
 from deepinfer_vllm.models.deepseek_v41.mhc import HyperConnection, collapse, expand
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
+from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
 from deepinfer_vllm.models.deepseek_v41.step import Step
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsEagle3
@@ -25,6 +24,7 @@ from deepinfer_vllm.models.deepseek_v41.layer import DecoderLayer
 from deepinfer_vllm.models.deepseek_v41.mhc import collapse
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from deepinfer_vllm.models.deepseek_v41.ngram_history import NgramHistory
+from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.parallel import dp_tokens_of_forward, tokens_over_dp
 from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts

@@ -29,21 +29,21 @@ def _correction_dim(rope: RopeConfig, rotations: float) -> float:
 
 
 class RotaryTable:
-    """cos and sin of one step's positions, [T, dim / 2] float32."""
+    """cos and sin of one step's positions by channel, [T, dim] float32; sin with the sign that its channel adds it."""
 
     def __init__(self, positions: torch.Tensor, frequencies: torch.Tensor) -> None:
         angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
-        self.cos = angles.cos()
-        self.sin = angles.sin()
+        sin = angles.sin()
+        self.cos = angles.cos().repeat_interleave(2, dim=-1)
+        self.sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
 
 
 def rotate(x: torch.Tensor, table: RotaryTable, *, inverse: bool = False) -> torch.Tensor:
     """Rotate the last channels of x [T, D] or [T, H, D]; `inverse` undoes it. Computed in float32, x's dtype out."""
-    cos, sin = table.cos, -table.sin if inverse else table.sin
-    if x.dim() == 3:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    dim = 2 * cos.shape[-1]
-    rest, pairs = x[..., :-dim], x[..., -dim:].float().unflatten(-1, (-1, 2))
-    even, odd = pairs.unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-    return torch.cat((rest, turned.to(x.dtype)), dim=-1)
+    cos, sin = (table.cos, table.sin) if x.dim() == 2 else (table.cos.unsqueeze(1), table.sin.unsqueeze(1))
+    dim = cos.shape[-1]
+    channels = x[..., -dim:].float()
+    partners = channels.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    out = x.clone()
+    out[..., -dim:] = torch.addcmul(channels * cos, partners, sin, value=-1 if inverse else 1)
+    return out

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepinfer_vllm.models.deepseek_v41.config import VisionConfig
+from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable
 
 if TYPE_CHECKING:
     from deepinfer_vllm.models.deepseek_v41.backend import PagedRowsMetadata
@@ -45,6 +46,7 @@ class Step:
     """Table rows to read, [T, columns] int64, by engram layer."""
     is_block: bool = False
     """Whether each request's tokens are one draft block: all see each other and the window before the first."""
+    _rotary: dict[bool, RotaryTable] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def from_metadata(
@@ -92,6 +94,12 @@ class Step:
             new = ~self.cached
             request, positions, values = request[new], positions[new], values[new]
         cache.write(self.tables[cache.name], request, positions, values)
+
+    def rotary(self, frequencies: torch.Tensor, *, compressed: bool) -> RotaryTable:
+        """The table of this step's positions; layers of a kind, `compressed` or not, have the same frequencies."""
+        if compressed not in self._rotary:
+            self._rotary[compressed] = RotaryTable(self.positions, frequencies)
+        return self._rotary[compressed]
 
     @functools.cached_property
     def first_positions(self) -> list[int]:
