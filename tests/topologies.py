@@ -19,14 +19,14 @@ TOKENS = 90
 
 
 @contextlib.contextmanager
-def bare_model(directory: Path) -> Iterator[BareModel]:
+def bare_model(directory: Path, **options: Any) -> Iterator[BareModel]:
     """The checkpoint's modules, with this plugin in force; vLLM's process group is left at the end."""
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
     try:
-        yield BareModel(directory)
+        yield BareModel(directory, **options)
     finally:
         cleanup_dist_env_and_memory()  # what BareModel.close does; also when there is no model to close
 

@@ -5,6 +5,7 @@ import torch
 
 from deepinfer_vllm.models.deepseek_v41 import indexer as module
 from indexer_case import BATCH, Case, make
+from small_model import normal
 
 pytestmark = pytest.mark.usefixtures("vllm_layers")
 
@@ -78,3 +79,14 @@ def by_score(made: Case, position: int) -> set[int]:
     """The best two blocks when none is pinned."""
     scores = made.scores(0, 0, position)
     return set(sorted(range(position // 4 + 1), key=lambda b: -max(scores[b * 4 : b * 4 + 4]))[:2])
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(5, 37), (1, 1), (3, 0), (0, 4)])
+@pytest.mark.parametrize("block_bytes", [1, 500, 4 << 20])
+def test_head_sums(tokens: int, rows: int, block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of keys against one array of all heads, tokens and rows."""
+    monkeypatch.setattr(module, "KEY_BLOCK_BYTES", block_bytes)
+    query, weight, keys = normal(1, tokens, 3, 8), normal(2, tokens, 3), normal(3, rows, 8)
+    whole = torch.einsum("thd,gd->thg", query.double(), keys.double()).relu_()
+    expected = torch.einsum("th,thg->tg", weight.double(), whole)
+    torch.testing.assert_close(module.head_sum(query, weight, keys).double(), expected, rtol=1e-5, atol=1e-5)

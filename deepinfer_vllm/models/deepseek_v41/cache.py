@@ -60,14 +60,19 @@ class PagedCache(nn.Module, AttentionLayerBase):
             self._slots = cache.as_strided((slots, width), (cache.stride(1), cache.stride(2)))
 
     def read(
-        self, table: torch.Tensor, request: torch.Tensor, row: torch.Tensor, width: int | None = None
+        self,
+        table: torch.Tensor,
+        request: torch.Tensor,
+        row: torch.Tensor,
+        width: int | None = None,
+        first: int = 0,
     ) -> torch.Tensor:
-        """Rows at (request, row), which broadcast to a shape S: [*S, width], the first `width` channels."""
+        """Rows at (request, row), which broadcast to a shape S: [*S, channels], those from `first` to below `width`."""
         block, offset = table[request, row // self.rows_per_block].long(), row % self.rows_per_block
         if not self._slots_per_block:
-            return self.kv_cache[..., :width][block, offset]
+            return self.kv_cache[..., first:width][block, offset]
         slot = block * self._slots_per_block + offset
-        return self._slots[:, :width].index_select(0, slot.flatten()).unflatten(0, slot.shape)
+        return self._slots[:, first:width].index_select(0, slot.flatten()).unflatten(0, slot.shape)
 
     def write_slots(self, slots: torch.Tensor, values: torch.Tensor) -> None:
         """Store values [n, width] at slots [n] int64, block * rows per block + row in it; a negative one is skipped."""

@@ -9,11 +9,11 @@ Two levels: the candidate source also ranks blocks of `candidate_block_size` row
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, rotate
 from deepinfer_vllm.models.deepseek_v41.step import Step
@@ -22,7 +22,13 @@ from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 
 WORKSPACE_BYTES = 64 << 20
-"""Scores of one chunk of tokens, all heads; bounds memory, not the result."""
+"""Scores of one chunk of tokens with what ranking them takes; bounds memory, not the result."""
+
+CHUNK_TOKENS = 64
+"""Most tokens of a chunk: enough for a wide product."""
+
+KEY_BLOCK_BYTES = 4 << 20
+"""One chunk's products with a block of keys, all heads: they stay in a cache until they are summed over the heads."""
 
 
 class Indexer(nn.Module):
@@ -101,18 +107,20 @@ class Indexer(nn.Module):
         assert step.selected is not None
         num_rows = step.seq_lens[request] // self.role.ratio
         index = torch.arange(num_rows, device=visible.device)
-        keys = rows.read(step.tables[rows.name], torch.full_like(index, request), index)[:, -self.dim :].float()
-        chunk = max(1, WORKSPACE_BYTES // (4 * self.heads * num_rows))
+        owner = torch.full_like(index, request)
+        keys = rows.read(step.tables[rows.name], owner, index, first=rows.kv_cache.shape[-1] - self.dim).float()
+        chunk = max(1, min(CHUNK_TOKENS, WORKSPACE_BYTES // (32 * num_rows)))
+        last = step.spans[request][1]
         for low in range(begin, end, chunk):
             part = slice(low, min(low + chunk, end))
-            scores = torch.matmul(query[part].float(), keys.T).relu_()
-            scores = torch.bmm(weight[part].unsqueeze(1), scores).squeeze(1)
-            scores.masked_fill_(index >= visible[part].unsqueeze(-1), float("-inf"))
+            seen = (step.seq_lens[request] - (last - part.stop)) // self.role.ratio  # by the chunk's last token
+            scores = head_sum(query[part].float(), weight[part], keys[:seen])
+            scores.masked_fill_(index[:seen] >= visible[part].unsqueeze(-1), float("-inf"))
             if self.role.publishes_candidates:
                 self._publish(scores, visible[part], part, step)
             elif self.role.uses_candidates:
                 self._narrow(scores, part, step)
-            k = min(step.selected.shape[1], num_rows)
+            k = min(step.selected.shape[1], seen)
             best = stable_topk(scores, k)
             step.selected[part, :k] = ascending(best, scores.gather(-1, best) > float("-inf"))
 
@@ -127,7 +135,8 @@ class Indexer(nn.Module):
         newest = (visible - 1) // self.block_size
         best.scatter_(-1, newest.unsqueeze(-1), float("inf"))
         kept = stable_topk(best, self.blocks)
-        step.candidates[part] = ascending(kept, best.gather(-1, kept) > float("-inf"))
+        ranked = ascending(kept, best.gather(-1, kept) > float("-inf"))
+        step.candidates[part] = ranked.masked_fill_((newest < self.blocks).unsqueeze(-1), -1)
 
     def _narrow(self, scores: torch.Tensor, part: slice, step: Step) -> None:
         """Put the rows outside a token's candidate blocks out of reach, in place."""
@@ -140,3 +149,19 @@ class Indexer(nn.Module):
         admitted = admitted[:, :num_blocks] | (blocks < 0).all(dim=-1, keepdim=True)
         outside = ~admitted.repeat_interleave(self.block_size, dim=-1)[:, : scores.shape[-1]]
         scores.masked_fill_(outside, float("-inf"))
+
+
+def head_sum(query: torch.Tensor, weight: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """sum over h of weight[t, h] * relu(query[t, h] . keys[g]), float32.
+
+    query [t, H, D], weight [t, H], keys [G, D] to [t, G].
+    """
+    tokens, heads, dim = query.shape
+    block = max(1, KEY_BLOCK_BYTES // (4 * max(1, tokens) * heads))
+    out = query.new_empty(tokens, keys.shape[0])
+    flat = query.reshape(tokens * heads, dim)
+    for low in range(0, keys.shape[0], block):
+        part = keys[low : low + block]
+        products = torch.mm(flat, part.T).relu_().view(tokens, heads, part.shape[0])
+        out[:, low : low + block] = torch.bmm(weight.unsqueeze(1), products).squeeze(1)
+    return out

@@ -1,0 +1,61 @@
+"""Near the end of a long context no array grows with tokens times context: neither scores nor rows nor masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from deepinfer_vllm.checkpoint.config import TextConfig
+from deepinfer_vllm.checkpoint.writer import write_checkpoint
+from deepinfer_vllm.models.deepseek_v41 import gather_attention, indexer
+from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
+from deepinfer_vllm.models.deepseek_v41.step import Step
+from small_model import SIZES, normal
+from topologies import bare_model
+
+CHUNK = 4096
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes that any operation's new tensor holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.bytes = max(self.bytes, tensor.numel() * tensor.element_size())
+        return out
+
+
+def test_the_largest_array_does_not_grow_with_tokens_times_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last 4096 tokens of 16K and of 32K: at 32K their scores would be 1 GB of float32 for one head and layer."""
+    workspace = 4 << 20
+    monkeypatch.setattr(indexer, "WORKSPACE_BYTES", workspace)
+    monkeypatch.setattr(gather_attention, "WORKSPACE_BYTES", workspace)
+    sizes = {**SIZES, "max_position_embeddings": 32768, "index_n_heads": 2, "candidate_topk_blocks": 64}
+    write_checkpoint(tmp_path, TextConfig(**sizes).published("float32"))
+    largest = {}
+    with bare_model(tmp_path, max_tokens=32768) as model:
+        for number, module in enumerate(m for m in model.model.modules() if isinstance(m, PagedCache)):
+            if module.kv_cache.is_floating_point():
+                module.kv_cache.copy_(normal(number, *module.kv_cache.shape))
+        tables = {m.name: model._table for m in model.model.modules() if isinstance(m, PagedCache)}
+        for context in (16384, 32768):
+            positions = torch.arange(context - CHUNK, context)
+            step = Step(positions, torch.zeros(CHUNK, dtype=torch.int64), [(0, CHUNK)], [context], tables)
+            ids = torch.randint(3, 300, (CHUNK,), generator=torch.Generator().manual_seed(1))
+            with torch.inference_mode(), Largest() as mode:
+                hidden = model.model.run(step, ids, model.model.embed(ids))
+            assert bool(hidden.isfinite().all())
+            largest[context] = mode.bytes
+    assert largest[32768] == largest[16384] <= 8 << 20
