@@ -38,7 +38,7 @@ class Largest(TorchDispatchMode):
 def test_the_largest_array_does_not_grow_with_tokens_times_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last 4096 tokens of 16K and of 32K: at 32K their scores would be 1 GB of float32 for one head and layer."""
+    """The last 4096 tokens of 16K and of 32K: their scores at 32K are 512 MB a head and layer."""
     workspace = 4 << 20
     monkeypatch.setattr(indexer, "WORKSPACE_BYTES", workspace)
     monkeypatch.setattr(gather_attention, "WORKSPACE_BYTES", workspace)
