@@ -158,11 +158,8 @@ class Attention(nn.Module):
 
     def _window(self, part: slice, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """Window rows [t, W, D] and which of them count. A row that does not is the token's own, so always finite."""
-        position, request = step.positions[part].unsqueeze(-1), step.request[part].unsqueeze(-1)
-        index, valid = step.window_rows(self.window, part)
-        if step.window_floor is not None and self.skips_rows:
-            valid = valid & (index >= step.window_floor[request])
-        index = torch.where(valid, index, position)
+        index, valid = step.window_rows(self.window, part, floored=self.skips_rows)
+        request = step.request[part].unsqueeze(-1)
         return self.window_rows.read(step.tables[self.window_rows.name], request, index), valid
 
     def _compressed(self, selected: torch.Tensor, part: slice, step: Step) -> tuple[torch.Tensor, torch.Tensor]:

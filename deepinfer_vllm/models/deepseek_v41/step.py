@@ -47,6 +47,9 @@ class Step:
     is_block: bool = False
     """Whether each request's tokens are one draft block: all see each other and the window before the first."""
     _rotary: dict[bool, RotaryTable] = field(default_factory=dict, init=False, repr=False)
+    _windows: dict[tuple[int, int, int, bool], tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @classmethod
     def from_metadata(
@@ -116,11 +119,22 @@ class Step:
         reach = min(window, max(self.seq_lens))
         return reach + max(end - start for start, end in self.spans) if self.is_block else reach
 
-    def window_rows(self, window: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions [t, W] of the window rows of tokens `part`, and which of them exist.
+    def window_rows(self, window: int, part: slice, *, floored: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions [t, W] of the window rows of tokens `part`, and which of them count; another's is the token's own.
 
         A token sees the `window` rows that end with its own; in a draft block, those before the block and the block.
+        `floored`: from `window_floor` on. Layers of a kind share the answer for the latest part.
         """
+        asked = (window, part.start, part.stop, floored)
+        if asked not in self._windows:
+            index, valid = self._reach(window, part)
+            if floored and self.window_floor is not None:
+                valid = valid & (index >= self.window_floor[self.request[part]].unsqueeze(-1))
+            self._windows.clear()
+            self._windows[asked] = torch.where(valid, index, self.positions[part].unsqueeze(-1)), valid
+        return self._windows[asked]
+
+    def _reach(self, window: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
         offsets = torch.arange(self.window_width(window), device=self.positions.device)
         if not self.is_block:
             index = self.positions[part].unsqueeze(-1) - offsets.flip(0)
