@@ -28,8 +28,9 @@ class HyperConnection(nn.Module):
         """streams [T, M, D] to (pre [T, M], post [T, M], comb [T, M, M]), float32."""
         m = self.streams
         flat = streams.flatten(1).float()
-        flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.norm_eps)
-        pre, post, comb = nn.functional.linear(flat, self.fn).split((m, m, m * m), dim=-1)
+        mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
+        mixes = nn.functional.linear(flat, self.fn) * torch.rsqrt(mean_square + self.norm_eps)  # fewer values to scale
+        pre, post, comb = mixes.split((m, m, m * m), dim=-1)
         base_pre, base_post, base_comb = self.base.split((m, m, m * m))
         pre = torch.sigmoid(pre * self.scale[0] + base_pre) + self.eps
         post = 2 * torch.sigmoid(post * self.scale[1] + base_post)
@@ -65,10 +66,10 @@ def sinkhorn_in_torch(logits: torch.Tensor, iterations: int, eps: float) -> torc
 
 def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """Weighted sum of the streams [T, M, D] -> [T, D], rounded to their dtype."""
-    return (pre.unsqueeze(-1) * streams.float()).sum(dim=1).to(streams.dtype)
+    return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
 
 
 def expand(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
     """out[j] = post[j] * y + sum_i comb[i, j] * streams[i]; y [T, D], streams and out [T, M, D]."""
-    mixed = torch.bmm(comb.transpose(1, 2), streams.float())
-    return (mixed + post.unsqueeze(-1) * y.float().unsqueeze(1)).to(streams.dtype)
+    out = post.unsqueeze(-1) * y.float().unsqueeze(1)
+    return out.baddbmm_(comb.transpose(1, 2), streams.float()).to(streams.dtype)
