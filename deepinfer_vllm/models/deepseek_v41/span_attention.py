@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 BLOCK_TOKENS = 32
 """Tokens of one product. More waste more of the band's corners, fewer the products' width."""
@@ -100,8 +101,7 @@ class _Block:
         count."""
         tokens, heads, dim = self._query.shape
         flat, columns = self._query.flatten(0, 1), tokens + self._window - 1
-        full = self._query.new_zeros(tokens * heads, columns)
-        torch.mm(flat, self._rows.T, out=full[:, self._hidden :])
+        full = nn.functional.pad(flat @ self._rows.T, (self._hidden, 0))
         band = full.as_strided((tokens, heads, self._window), (heads * columns + 1, columns, 1))
         count = 0 if compressed is None else compressed.shape[-2]
         scores = self._query.new_empty(tokens, heads, self._window + count + 1)
