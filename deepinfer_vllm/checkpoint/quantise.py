@@ -63,7 +63,7 @@ def to_e2m1(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError(f"{values.shape[1]} columns: e2m1 codes stand two in a byte, so the number must be even")
     scale, factors = _scales(values, 1, _E2M1_MAX)
     size = (values.double() / factors).abs()
-    codes = torch.zeros(values.shape, dtype=torch.uint8)
+    codes = torch.zeros(values.shape, dtype=torch.uint8, device=values.device)
     for below, midpoint in enumerate(_E2M1_MIDPOINTS):  # between the codes `below` and `below + 1`
         codes += size >= midpoint if below % 2 else size > midpoint
     codes |= torch.signbit(values).to(torch.uint8) << 3

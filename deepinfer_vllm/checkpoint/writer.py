@@ -38,6 +38,12 @@ def write_checkpoint(
     """
     if shards < 1:
         raise CheckpointError(f"{shards} shards are too few: at least one is needed")
+    write_texts(directory, config)
+    return _write_weights(directory, config, seed, shards, progress)
+
+
+def write_texts(directory: Path, config: dict[str, Any]) -> None:
+    """Write what is no tensor: tokenizer, config.json, generation_config.json."""
     directory.mkdir(parents=True, exist_ok=True)
     text = config["text_config"]
     build_tokenizer(text["vocab_size"]).save(str(directory / "tokenizer.json"), pretty=False)
@@ -45,7 +51,6 @@ def write_checkpoint(
     _write_json(directory / "config.json", config)
     generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(directory / "generation_config.json", {**generation, "do_sample": True, "temperature": 1.0})
-    return _write_weights(directory, config, seed, shards, progress)
 
 
 def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: int, progress: Progress | None) -> int:
