@@ -17,7 +17,16 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize("weights", ["packed", "bf16"])
 def test_anonymous_memory_is_bounded(weights: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    command = [sys.executable, "benchmarks/load_memory.py", "--size", "small", "--backend", "bare", "--weights", weights]
+    command = [
+        sys.executable,
+        "benchmarks/load_memory.py",
+        "--size",
+        "small",
+        "--backend",
+        "bare",
+        "--weights",
+        weights,
+    ]
     arguments = ["--scratch", str(tmp_path), "--output", str(report)]
     done = subprocess.run(
         [*command, *arguments], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True

@@ -134,10 +134,14 @@ def test_packed_means_nothing_to_what_is_not_there(tmp_path: Path) -> None:
     assert WeightStorage(torch.bfloat16, "packed", tmp_path).held_dtype(f"{LINEAR}.weight") == torch.bfloat16
 
 
+@pytest.mark.parametrize("has_bf16", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_linear_gives_the_same_however_it_is_held(checkpoint: Any, kind: str, dtype: torch.dtype) -> None:
-    """A few rows at a time too, and for more dimensions than two."""
+def test_a_linear_gives_the_same_however_it_is_held(
+    checkpoint: Any, kind: str, dtype: torch.dtype, has_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows at a time too, for more dimensions than two, and on a CPU with and without bf16 instructions."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
     chosen = storage(checkpoint, kind, dtype)
     chosen._widener = Widener(5 * WIDE[1])
     layer = ReplicatedLinear(

@@ -7,7 +7,8 @@
 | packed | codes and scales, widened as they are used | the model's dtype |
 | bf16, fp32 | that dtype | that dtype |
 
-Products are taken in the model's dtype, or in float32 where the held dtype is wider than it. What the published format
+Products are taken in the model's dtype; in float32 where the held dtype is wider, and of packed weights on a CPU that
+has no bf16 instructions. What the published format
 leaves plain (embedding, head, norms, router, compressors, index keys) is not touched by this, nor are Engram's tables,
 which stay in their file.
 """
@@ -60,7 +61,7 @@ class WeightStorage(QuantizationConfig):
 
     def linear(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         """x [..., K] times weight [N, K] transposed: [..., N] in x's dtype. Widens a bounded part at a time."""
-        held = x.dtype if isinstance(weight, QuantisedMatrix) else weight.dtype
+        held = _product_dtype(x) if isinstance(weight, QuantisedMatrix) else weight.dtype
         dtype = torch.promote_types(x.dtype, held)
         rows = x.flatten(0, -2).to(dtype)
         if isinstance(weight, torch.Tensor) and held == dtype:
@@ -137,6 +138,12 @@ class StoredLinearMethod(LinearMethodBase):
         """x [..., K] to [..., N]."""
         out = self.storage.linear(x, held_weight(layer.weight, layer.scale if hasattr(layer, "scale") else None))
         return out if bias is None else out + bias
+
+
+def _product_dtype(x: torch.Tensor) -> torch.dtype:
+    """Of x with a packed weight: float32 where a CPU multiplies that faster than bf16."""
+    slow = x.device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported()
+    return torch.float32 if slow else x.dtype
 
 
 def held_weight(weight: torch.Tensor, scale: torch.Tensor | None) -> Weight:
