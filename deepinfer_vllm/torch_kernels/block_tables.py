@@ -78,7 +78,7 @@ def compute_slot_mappings(
     groups, requests = grid[0], grid[1] - 1
     bounds = query_start_loc.numpy()[: requests + 1]
     total = int(bounds[-1])
-    owner: NDArray[np.int64] = np.repeat(idx_mapping.numpy()[:requests], np.diff(bounds))
+    owner: NDArray[np.int64] = np.repeat(idx_mapping.numpy()[:requests], bounds[1:] - bounds[:-1])
     positions = pos.numpy()[bounds[0] : total]
     real, rows = owner >= 0, int(owner.max(initial=0)) + 1
     enabled, sharded = slot_mapping_enabled.tolist(), dcp_sharded.tolist()

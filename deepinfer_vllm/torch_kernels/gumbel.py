@@ -46,8 +46,9 @@ def gumbel_sample(
     are stored at its request and column first.
     """
     requests, positions = expanded_idx_mapping_ptr.tolist(), pos_ptr.tolist()
-    temperatures = [float(temp_ptr[r]) if r >= 0 else 0.0 for r in requests]
-    seeds = [int(seeds_ptr[r]) if r >= 0 else 0 for r in requests]
+    temperature, seed = temp_ptr.numpy(), seeds_ptr.numpy()
+    temperatures = [float(temperature[r]) if r >= 0 else 0.0 for r in requests]
+    seeds = [int(seed[r]) if r >= 0 else 0 for r in requests]
     if logits_cache_ptr is not None:
         assert logits_cache_col_ptr is not None and logits_cache_source_ptr is not None
         columns = logits_cache_col_ptr.view(-1).expand(len(requests)) if not PER_TOKEN_COL else logits_cache_col_ptr
@@ -59,7 +60,7 @@ def gumbel_sample(
     scores = logits_ptr.float().numpy()
     if USE_FP64:
         scores = scores.astype(np.float64)
-    drawn = [row for row, temperature in enumerate(temperatures) if temperature != 0]
+    drawn = [row for row, value in enumerate(temperatures) if value != 0]
     if drawn:
         scores = scores.copy()
         if APPLY_TEMPERATURE:
@@ -68,11 +69,11 @@ def gumbel_sample(
         for some in _in_cache(drawn, vocab_size):
             at = [positions[row] + salt for row in some]
             scores[some] += noise([seeds[row] for row in some], at, vocab_size, USE_FP64)
+    winners, maxima, rows = local_argmax_ptr.numpy(), local_max_ptr.numpy(), np.arange(len(requests))
     for block, start in enumerate(range(0, vocab_size, BLOCK_SIZE)):
-        part = torch.from_numpy(scores[:, start : min(start + BLOCK_SIZE, vocab_size)])
-        values, winners = part.max(-1)
-        local_max_ptr[:, block] = values
-        local_argmax_ptr[:, block] = winners + start
+        part = scores[:, start : min(start + BLOCK_SIZE, vocab_size)]
+        best = part.argmax(-1)
+        winners[:, block], maxima[:, block] = best + start, part[rows, best]
 
 
 def _in_cache(rows: list[int], width: int) -> Iterator[list[int]]:

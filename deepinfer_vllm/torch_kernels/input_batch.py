@@ -46,7 +46,7 @@ def prepare_pos_seq_lens(
     requests = idx_mapping_ptr.numpy()
     count = len(requests)
     bounds = query_start_loc_ptr.numpy()[: count + 1]
-    computed, lengths = num_computed_tokens_ptr.numpy()[requests], np.diff(bounds)
+    computed, lengths = num_computed_tokens_ptr.numpy()[requests], bounds[1:] - bounds[:-1]
     seq_lens = seq_lens_ptr.numpy()
     seq_lens[:count] = computed + lengths
     seq_lens[count:max_num_reqs] = 0
@@ -74,7 +74,7 @@ def combine_sampled_and_draft_tokens(
     count = len(requests)
     bounds = cu_num_logits_ptr.numpy()[: count + 1]
     ends, lengths = query_start_loc_ptr.numpy()[1 : count + 1], seq_lens_ptr.numpy()[:count]
-    logits, rows = np.diff(bounds), slice(int(bounds[0]), int(bounds[-1]))
+    logits, rows = bounds[1:] - bounds[:-1], slice(int(bounds[0]), int(bounds[-1]))
     starts = ends - logits
     logits_indices_ptr.numpy()[rows] = np.arange(rows.start, rows.stop) + np.repeat(starts - bounds[:-1], logits)
     prefill = prefill_len_ptr.numpy()[requests]
@@ -82,7 +82,7 @@ def combine_sampled_and_draft_tokens(
         decoding = (lengths > prefill) & (lengths - logits >= prefill)
         ids[starts[decoding]] = last_sampled_tokens_ptr.view(-1).numpy()[requests[decoding]]
     drafts = logits - NUM_NEW_SAMPLED_TOKENS
-    for i in np.flatnonzero((drafts > 0) & (lengths > prefill)):
+    for i in np.flatnonzero((drafts > 0) & (lengths > prefill)) if drafts.any() else ():
         ids[ends[i] - drafts[i] : ends[i]] = draft_tokens_ptr[requests[i], : drafts[i]].numpy()
 
 
@@ -100,7 +100,8 @@ def get_num_sampled_and_rejected(
     complete = seq_lens_ptr.numpy()[:count] >= prefill_len_ptr.numpy()[requests]
     sampled = num_sampled_ptr.numpy()
     sampled[:count] *= complete
-    num_rejected_ptr.numpy()[:count] = (np.diff(cu_num_logits_ptr.numpy()[: count + 1]) - sampled[:count]) * complete
+    bounds = cu_num_logits_ptr.numpy()[: count + 1]
+    num_rejected_ptr.numpy()[:count] = (bounds[1:] - bounds[:-1] - sampled[:count]) * complete
 
 
 def expand_idx_mapping(
@@ -113,6 +114,6 @@ def expand_idx_mapping(
     """Write, for each row of logits, its request's index and its place among the request's rows."""
     requests = idx_mapping_ptr.numpy()
     bounds = cu_num_logits_ptr.numpy()[: len(requests) + 1]
-    counts, rows = np.diff(bounds), slice(int(bounds[0]), int(bounds[-1]))
+    counts, rows = bounds[1:] - bounds[:-1], slice(int(bounds[0]), int(bounds[-1]))
     expanded_idx_mapping_ptr.numpy()[rows] = np.repeat(requests, counts)
     expanded_local_pos_ptr.numpy()[rows] = np.arange(rows.start, rows.stop) - np.repeat(bounds[:-1], counts)

@@ -1,0 +1,167 @@
+"""Tokens a second of vLLM's model runner V2 on CPU, with our kernels, beside runner V1.
+
+    python benchmarks/runner_v2.py [--rounds 9] [--out benchmarks/results/runner_v2.json]
+
+Each runner has a process of its own, and they take turns, round by round, so that what else the machine does meets
+both. A ratio is the median over the rounds of V2's rate divided by V1's of the same round, by the clock and by the
+processor time that was used; one thread computes, so on an idle machine they are the same.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "float32",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
+TOKENS = {"llama": 200, "deepseek_v41": 40}
+WORKLOADS = [(batch, temperature) for batch in (1, 8) for temperature in (0.0, 1.0)]
+RUNNERS = {"V1": "0", "V2": "1"}
+
+
+def write_models(directory: Path) -> dict[str, Path]:
+    """A llama whose weights vLLM makes up, and a V4.1 of random weights."""
+    from deepinfer_vllm.checkpoint.create import create
+
+    llama = directory / "llama"
+    llama.mkdir()
+    (llama / "config.json").write_text(json.dumps(LLAMA))
+    create(directory / "deepseek_v41", name="tiny")
+    return {"llama": llama, "deepseek_v41": directory / "deepseek_v41"}
+
+
+def serve_rounds(model: str) -> None:
+    """In a runner's process: answer each line "batch temperature tokens" with the seconds it took, by either time."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model,
+        dtype="float32",
+        enforce_eager=True,
+        kv_cache_memory_bytes=128 << 20,
+        block_size=32,
+        max_num_seqs=8,
+        max_model_len=512,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        load_format="dummy" if model.endswith("llama") else "auto",
+    )
+    print("ready", flush=True)
+    for line in sys.stdin:
+        batch, temperature, tokens = line.split()
+        prompts = [{"prompt_token_ids": list(range(10 + i, 26 + i))} for i in range(int(batch))]
+        sampling = SamplingParams(
+            temperature=float(temperature), seed=0, max_tokens=int(tokens), ignore_eos=True, detokenize=False
+        )
+        started, used = time.perf_counter(), time.process_time()
+        llm.generate(prompts, sampling, use_tqdm=False)
+        print(f"seconds {time.perf_counter() - started} {time.process_time() - used}", flush=True)
+
+
+class Runner:
+    """A runner's process."""
+
+    def __init__(self, version: str, model: Path) -> None:
+        environment = {
+            **os.environ,
+            "VLLM_USE_V2_MODEL_RUNNER": RUNNERS[version],
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "OMP_NUM_THREADS": "1",
+            "TORCH_COMPILE_DISABLE": "1",
+        }
+        command = [sys.executable, __file__, "--serve", str(model)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
+        self._read("ready")
+
+    def _read(self, word: str) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(word):
+                return line[len(word) :].strip()
+        raise RuntimeError("The engine's process ended; run `--serve MODEL` by hand to see why")
+
+    def rates(self, batch: int, temperature: float, tokens: int) -> dict[str, float]:
+        """Tokens a second of one round, by clock and by processor time."""
+        assert self.process.stdin is not None
+        print(batch, temperature, tokens, file=self.process.stdin, flush=True)
+        clock, processor = map(float, self._read("seconds").split())
+        return {"clock": batch * tokens / clock, "processor": batch * tokens / processor}
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(name: str, model: Path, rounds: int) -> list[dict[str, Any]]:
+    """Every workload on one model: rates of all rounds, and their ratios."""
+    runners = {version: Runner(version, model) for version in RUNNERS}
+    results = []
+    for batch, temperature in WORKLOADS:
+        found: dict[str, list[dict[str, float]]] = {version: [] for version in runners}
+        for number in range(rounds + 1):  # the first warms up
+            for version, runner in runners.items():
+                rates = runner.rates(batch, temperature, TOKENS[name])
+                if number:
+                    found[version].append(rates)
+        pairs = list(zip(found["V1"], found["V2"], strict=True))
+        ratio = {by: statistics.median(v2[by] / v1[by] for v1, v2 in pairs) for by in ("clock", "processor")}
+        workload = {"model": name, "batch": batch, "temperature": temperature}
+        results.append({**workload, "ratio": ratio, "tokens_per_second": found})
+        medians = ", ".join(f"{v} {statistics.median(r['clock'] for r in rows):.0f}" for v, rows in found.items())
+        ratios = ", ".join(f"{value:.2f} by {by}" for by, value in ratio.items())
+        print(f"{name}, batch {batch}, temperature {temperature}: {medians} tokens/s; V2/V1 {ratios}", flush=True)
+    for runner in runners.values():
+        runner.close()
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "runner_v2.json")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve_rounds(arguments.serve)
+        return
+    import torch
+    import vllm
+
+    with tempfile.TemporaryDirectory() as directory:
+        models = write_models(Path(directory))
+        results = [row for name, model in models.items() for row in measure(name, model, arguments.rounds)]
+    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    versions = {"vllm": vllm.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(
+        json.dumps({"machine": machine, "versions": versions, "results": results}, indent=1) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
