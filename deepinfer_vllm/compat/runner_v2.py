@@ -52,14 +52,15 @@ class UnlaunchableKernel:
         self.func = function
         self.arg_names = tuple(inspect.signature(function).parameters)
 
-    def __getitem__(self, grid: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
             f"Triton kernel {self.func.__module__}.{self.func.__qualname__} is needed, but there is no Triton here and "
             "no PyTorch version of it in deepinfer_vllm.torch_kernels. Leave out the option that needs it, or set "
             "VLLM_USE_V2_MODEL_RUNNER=0"
         )
 
-    __call__ = __getitem__
+    def __getitem__(self, grid: Any) -> Any:
+        return self
 
 
 def _allow_v2() -> None:
