@@ -31,7 +31,7 @@ def main() -> None:
     if args.part:
         _run_part(args)
         return
-    from measure import say
+    from v41.measure import say
 
     from deepinfer_vllm.checkpoint.create import create
 
@@ -48,7 +48,7 @@ def main() -> None:
             command = [sys.executable, __file__, *sys.argv[1:], "--part", dtype, str(checkpoint), str(part)]
             subprocess.run(command, check=True)
             results[dtype] = json.loads(part.read_text())
-    from report import write
+    from v41.report import write
 
     page = write(results, args.out, "model-quick" if args.quick else "model")
     print(page.read_text())
@@ -72,7 +72,7 @@ def _arguments() -> argparse.Namespace:
 
 def _run_part(args: argparse.Namespace) -> None:
     """One dtype, in a process of its own so that its memory is given back."""
-    from measure import BF16, FULL, QUICK, measure
+    from v41.measure import BF16, FULL, QUICK, measure
 
     dtype, checkpoint, file = args.part
     plan = QUICK if args.quick else FULL if dtype == "float32" else BF16

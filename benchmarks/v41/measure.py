@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from machine import Bandwidth, prefill_floor
-from work import active_weights
 
-from engine import Engine
+from v41.engine import Engine
+from v41.machine import Bandwidth, prefill_floor
+from v41.work import active_weights
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +31,18 @@ class ActiveWeights:
 def active_weights(config: dict[str, Any], weight_bytes: int) -> ActiveWeights:
     """`weight_bytes`: of one element of a weight that the checkpoint does not keep in float32."""
     dense = expert = 0
-    for spec in tensor_specs(config):
+    for spec in _text_specs(config):
         size = math.prod(spec.shape) * (4 if spec.is_float32 else weight_bytes)
         if ".experts.0." in spec.name and spec.name.startswith("layers.0."):
             expert += size
         elif ".experts." not in spec.name and not _read_by_row(spec):
             dense += size
     return ActiveWeights(dense, expert)
+
+
+def _text_specs(config: dict[str, Any]) -> Iterator[TensorSpec]:
+    """Without tower, aligner and draft layers, which these steps do not use."""
+    return (s for s in tensor_specs(config) if s.name.startswith(("embed.", "layers.", "norm.", "head.")))
 
 
 def _read_by_row(spec: TensorSpec) -> bool:
@@ -49,7 +55,7 @@ def linear_shapes(config: dict[str, Any], tokens: int) -> Counter[Shape]:
     text = config["text_config"]
     per_expert = max(1, tokens * text["num_experts_per_tok"] // text["n_routed_experts"])
     shapes: Counter[Shape] = Counter()
-    for spec in tensor_specs(config):
+    for spec in _text_specs(config):
         if len(spec.shape) != 2 or _read_by_row(spec) or spec.name == "head.weight" or spec.name.endswith("_weight"):
             continue
         outputs, inputs = spec.shape

@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from work import Shape, attention_work, linear_shapes
+
+from v41.work import Shape, attention_work, linear_shapes
 
 COLD_BYTES = 256 << 20
 """Operands that are read once in a model are taken from a buffer larger than any cache."""
