@@ -5,15 +5,14 @@ and an end. The three delimiters are learned vectors. Every place carries the sa
 tell it from text; attention is causal in an image as anywhere, so vLLM may cut a prompt inside one.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from vllm.model_executor.models.interfaces import SupportsMultiModal
-from vllm.multimodal.processing import BaseProcessingInfo
 
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+from deepinfer_vllm.models.deepseek_v41.text_only import NoDummies, TextOnlyInfo, TextOnlyProcessor
 
 
 class SeesImages(SupportsMultiModal):
@@ -78,14 +77,6 @@ def _delimiter(size: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
 
 
-class TextOnlyInfo(BaseProcessingInfo):
-    """For vLLM: this checkpoint takes no images."""
-
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """vLLM's hook."""
-        return {}
-
-
 def processing_info(context: Any) -> Any:
     """vLLM's hook: what may come beside the text, by the checkpoint. A text model loads nothing for images."""
     if not context.get_hf_config().vision_n_layers:
@@ -97,6 +88,8 @@ def processing_info(context: Any) -> Any:
 
 def dummy_inputs(info: Any) -> Any:
     """vLLM's hook: the largest image, for sizing memory."""
+    if isinstance(info, TextOnlyInfo):
+        return NoDummies(info)
     from vllm.models.deepseek_v41.common.mm_preprocess import DeepseekV4VLDummyInputsBuilder
 
     return DeepseekV4VLDummyInputsBuilder(info)
@@ -104,6 +97,8 @@ def dummy_inputs(info: Any) -> Any:
 
 def processor(info: Any, dummies: Any) -> Any:
     """vLLM's hook: what turns the images of a request into patches and places."""
+    if isinstance(info, TextOnlyInfo):
+        return TextOnlyProcessor(info, dummies)
     from deepinfer_vllm.models.deepseek_v41.image_processor import ImageProcessor
 
     return ImageProcessor(info, dummies)
