@@ -69,7 +69,7 @@ def runner_v2() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def backend(case: Case) -> Iterator[EngineBackend]:
-    backend = start(case)
+    backend = start(case, max_model_len=len(case.prompts[-1]) + COUNT)  # the longest answer ends there
     yield backend
     backend.close()
 

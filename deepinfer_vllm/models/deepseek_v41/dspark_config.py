@@ -79,6 +79,7 @@ def speculation_problems(vllm_config: Any) -> list[str]:
             (f"model={speculative.model} in --speculative-config", "left away", own_model),
             (f"rejection_sample_method={judge}", "standard, block or synthetic", judge == "fly"),
             (f"kv_cache_dtype={dtype} in --speculative-config", "left away", dtype not in (None, "auto")),
+            ("use_local_argmax_reduction", "left away", speculative.use_local_argmax_reduction),
             (f"num_speculative_tokens={drafts}", f"below sliding_window={window}", drafts >= window),
             (f"{ranks} tensor and data parallel ranks", "1", ranks > 1),
         )
