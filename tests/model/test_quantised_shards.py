@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def write(directory: Path, tensors: Tensors) -> Path:
         (directory / file.name).write_bytes(file.read_bytes())
     save_file(tensors, directory / "model.safetensors")
     return directory
+
+
+def logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
+    model = BareModel(directory)
+    try:
+        return model.prefill(ids).logits
+    finally:
+        model.close()
 
 
 def test_the_published_form_passes() -> None:
@@ -87,18 +96,31 @@ def test_nan_is_told_by_name(
 
 
 @pytest.mark.parametrize("weights", ["packed", "bf16"])
+def test_experts_may_be_fp8(tensors: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
+    """expert_dtype fp8: the values of fp4 experts as e4m3 codes under the same scales."""
+    monkeypatch.setenv("DEEPINFER_VLLM_WEIGHTS", weights)
+    ids = torch.arange(40) + 5
+    right = logits(write(tmp_path, tensors), ids)
+    for name in [name for name in tensors if ".experts." in name and name.endswith(".weight")]:
+        scale = tensors[f"{name.removesuffix('.weight')}.scale"]
+        ones = torch.full(scale.shape, 127, dtype=torch.uint8)
+        tensors[name] = QuantisedMatrix.published(tensors[name], ones).widen().to(torch.float8_e4m3fn)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["expert_dtype"] = "fp8"
+    write(tmp_path, tensors)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(logits(tmp_path, ids), right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("weights", ["packed", "bf16"])
 def test_some_linears_may_be_plain(
     tensors: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
 ) -> None:
     """A checkpoint may leave what it likes in bf16."""
     monkeypatch.setenv("DEEPINFER_VLLM_WEIGHTS", weights)
     ids = torch.arange(40) + 5
-    one = BareModel(write(tmp_path, tensors))
-    right = one.prefill(ids).logits
-    one.close()
+    right = logits(write(tmp_path, tensors), ids)
     tensors[f"{LINEAR}.weight"] = QuantisedMatrix.published(
         tensors[f"{LINEAR}.weight"], tensors.pop(f"{LINEAR}.scale")
     ).widen(torch.bfloat16)
-    other = BareModel(write(tmp_path, tensors))
-    torch.testing.assert_close(other.prefill(ids).logits, right, rtol=0, atol=2e-4)
-    other.close()
+    torch.testing.assert_close(logits(write(tmp_path, tensors), ids), right, rtol=0, atol=2e-4)

@@ -77,6 +77,7 @@ ILLEGAL_FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
         ("--speculative-config method=ngram", 'must be "dspark"'),
     ),
+    "quantisation": ({"quantization": "fp8"}, ("--quantization=fp8", "must be unset", "DEEPINFER_VLLM_WEIGHTS")),
     "odd blocks": ({"block_size": 33}, ("--block-size=33", "must be even")),
 }
 

@@ -49,6 +49,11 @@ def verify_model(model_config: Any) -> None:
 
 def _take_over_quantisation(model_config: Any) -> None:
     """`WeightStorage` reads the published format, so vLLM must see a plain checkpoint."""
+    if model_config.quantization is not None:
+        raise ValueError(
+            f"The portable DeepSeek-V4.1 cannot run with --quantization={model_config.quantization} (must be unset): "
+            "the checkpoint says how weights are quantised, DEEPINFER_VLLM_WEIGHTS how they are held"
+        )
     hf = model_config.hf_config
     quantisation = getattr(hf, "quantization_config", None)
     if not quantisation:
