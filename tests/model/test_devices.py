@@ -16,10 +16,12 @@ from deepinfer_vllm.models.deepseek_v41.engram import Engram
 from deepinfer_vllm.models.deepseek_v41.engram_hash import hash_layouts, ngram_rows
 from deepinfer_vllm.models.deepseek_v41.engram_table import EngramTable
 from deepinfer_vllm.models.deepseek_v41.gather_attention import gather_attention
+from deepinfer_vllm.models.deepseek_v41.indexer import head_sum
 from deepinfer_vllm.models.deepseek_v41.mhc import HyperConnection, collapse, expand
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, inverse_frequencies, rotate
 from deepinfer_vllm.models.deepseek_v41.router import Router
+from deepinfer_vllm.models.deepseek_v41.span_attention import Compressed, span_attention
 from deepinfer_vllm.models.deepseek_v41.topk import ascending, stable_topk
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
 from small_model import both_configs
@@ -75,6 +77,14 @@ def test_attention() -> None:
     valid = torch.ones(T, 5, dtype=torch.bool)
     out = gather_attention(torch.ones(T, 3, 8), torch.ones(T, 5, 8), valid, torch.ones(3), 0.5)
     assert on_device(out, GroupedLinear(3, 8, 4, torch.float32)(out.flatten(1)))
+
+
+@pytest.mark.parametrize("selected", [2, 50])
+def test_attention_of_a_span(selected: int) -> None:
+    """Rows gathered, and all multiplied."""
+    rows = Compressed(ids(40, selected), 1, lambda row: torch.ones(*row.shape, 8))
+    out = span_attention(torch.ones(40, 3, 8), 300, torch.ones(46, 8), 7, rows, torch.ones(3), 0.5)
+    assert on_device(out, head_sum(torch.ones(T, 3, 8), torch.ones(T, 3), torch.ones(9, 8)))
 
 
 def test_routing(config: Any) -> None:
