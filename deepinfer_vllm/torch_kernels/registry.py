@@ -36,6 +36,8 @@ KERNELS: dict[str, str] = {
         "sample.penalties._bincount_kernel": "penalties:bincount",
         "sample.penalties._penalties_kernel": "penalties:penalties",
         "sample.prompt_logprob._prompt_logprobs_token_ids_kernel": "logprobs:prompt_logprobs_token_ids",
+        "sample.thinking_budget._thinking_budget_kernel": "thinking_budget:thinking_budget",
+        "sample.thinking_budget._update_committed_marker_cache_kernel": "thinking_budget:update_committed_marker_cache",
         "spec_decode.dflash.speculator._prepare_dflash_inputs_kernel": "draft_block:prepare_dflash_inputs",
         "spec_decode.rejection_sampler._flatten_sampled_kernel": "verification:flatten_sampled",
         "spec_decode.rejection_sampler._gather_draft_sampled_kernel": "verification:gather_draft_sampled",
