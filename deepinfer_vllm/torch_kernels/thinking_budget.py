@@ -99,7 +99,7 @@ def last_match(tokens: NDArray[np.int32], marker: Sequence[int], low: int, high:
     high = min(high, len(tokens) - len(marker) + 1)
     if high <= low:
         return otherwise
-    found = np.ones(high - low, dtype=bool)
+    found: NDArray[np.bool_] = np.ones(high - low, dtype=bool)
     for offset, token in enumerate(marker):
         found &= tokens[low + offset : high + offset] == token
     places = np.flatnonzero(found)
