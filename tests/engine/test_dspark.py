@@ -138,6 +138,16 @@ def test_with_replay(case: Case) -> None:
         backend.close()
 
 
+def test_over_tensor_parallel_ranks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    backend = start(case, tensor_parallel_size=2)
+    try:
+        assert [f.ids for f in backend.generate_many(case.prompts, COUNT, logits=False)] == case.answers
+        assert accepted(backend)[1] > 0
+    finally:
+        backend.close()
+
+
 GRAMMARS: list[dict[str, Any]] = [
     {"regex": "(yes|no){3} [0-9]{6}-[a-f]{8}"},
     {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},

@@ -18,7 +18,6 @@ from deepinfer_vllm.models.deepseek_v41 import replay, weights
 from deepinfer_vllm.models.deepseek_v41.dspark_block import DraftBlock
 from deepinfer_vllm.models.deepseek_v41.dspark_config import DraftConfig
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
-from deepinfer_vllm.models.deepseek_v41.parallel import dp_tokens_of_forward
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import CHECKPOINT_FILES
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
@@ -82,13 +81,10 @@ class DSparkV41DraftModel(nn.Module):
     ) -> torch.Tensor:
         """Anchor and noise of a request [T] to hidden states [T, hidden] before the final norm, zeros for padding."""
         embeds = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        metadata, dp_tokens = get_forward_context().attn_metadata, dp_tokens_of_forward()
-        if not metadata:  # vLLM sizing memory, or other ranks' turn: no cache is there to read
-            if dp_tokens is not None:
-                for layer in self.model.mtp:
-                    layer.ffn(embeds, dp_tokens=dp_tokens)
+        metadata = get_forward_context().attn_metadata
+        if not metadata:  # vLLM sizing memory: no cache is there to read
             return embeds
-        step = Step.from_metadata(metadata, positions, is_block=True, dp_tokens=dp_tokens)
+        step = Step.from_metadata(metadata, positions, is_block=True)
         hidden = self.model(embeds[: step.num_tokens], step)
         return nn.functional.pad(hidden, (0, 0, 0, positions.shape[0] - hidden.shape[0]))
 

@@ -71,7 +71,7 @@ def speculation_problems(vllm_config: Any) -> list[str]:
     drafts = speculative.num_speculative_tokens
     own_model = speculative.model not in (None, vllm_config.model_config.model)
     judge, dtype = speculative.rejection_sample_method, speculative.kv_cache_dtype
-    ranks = vllm_config.parallel_config.world_size_across_dp
+    ranks = vllm_config.parallel_config.data_parallel_size
     return [
         f"{setting} (must be {allowed} with --speculative-config)"
         for setting, allowed, bad in (
@@ -81,7 +81,7 @@ def speculation_problems(vllm_config: Any) -> list[str]:
             (f"kv_cache_dtype={dtype} in --speculative-config", "left away", dtype not in (None, "auto")),
             ("use_local_argmax_reduction", "left away", speculative.use_local_argmax_reduction),
             (f"num_speculative_tokens={drafts}", f"below sliding_window={window}", drafts >= window),
-            (f"{ranks} tensor and data parallel ranks", "1", ranks > 1),
+            (f"--data-parallel-size={ranks}", "1", ranks > 1),
         )
         if bad
     ]

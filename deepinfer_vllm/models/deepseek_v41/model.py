@@ -26,7 +26,7 @@ from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from deepinfer_vllm.models.deepseek_v41.ngram_history import NgramHistory
 from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
-from deepinfer_vllm.models.deepseek_v41.parallel import dp_tokens_of_forward, tokens_over_dp
+from deepinfer_vllm.models.deepseek_v41.parallel import tokens_over_dp
 from deepinfer_vllm.models.deepseek_v41.replay import BatchFacts
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import CHECKPOINT_FILES
 from deepinfer_vllm.models.deepseek_v41.step import Step
@@ -146,7 +146,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
         `facts` (`model_state`); V1 gives them in the context (`compat.hook_runner`).
         """
         context = get_forward_context()
-        dp_tokens = dp_tokens_of_forward()
+        across = context.dp_metadata
+        dp_tokens = None if across is None else across.num_tokens_across_dp_cpu.tolist()
         if not context.attn_metadata:  # vLLM sizing memory, or other ranks' turn: no cache is there to read
             hidden = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
             if dp_tokens is not None:

@@ -18,7 +18,6 @@ import torch
 import torch.distributed
 from torch import nn
 from vllm.distributed import get_dp_group, get_tp_group
-from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
@@ -79,12 +78,6 @@ def return_over_dp(partial: torch.Tensor, tokens: list[int]) -> torch.Tensor:
     """Sum every DP rank's [all tokens, ...], each rank taking its own tokens' rows."""
     out: torch.Tensor = get_dp_group().reduce_scatterv(partial, dim=0, sizes=tokens)
     return out
-
-
-def dp_tokens_of_forward() -> list[int] | None:
-    """T of every DP rank in the forward pass that vLLM has begun; None where there is one rank."""
-    across = get_forward_context().dp_metadata
-    return None if across is None else across.num_tokens_across_dp_cpu.tolist()
 
 
 def tokens_over_dp(count: int) -> list[int]:
