@@ -149,3 +149,23 @@ def test_a_hit_leaves_shared_rows_alone(engine: Engine, monkeypatch: pytest.Monk
     assert {rows[name] for name, rebuilt in windows.items() if rebuilt} == {WINDOW}
     assert {rows[name] for name, rebuilt in windows.items() if not rebuilt} == {len(prompt) - hit}
     assert rows["layers.2.attn.compressor.rows"] == len(prompt) // 2 - hit // 2
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_rows_that_a_connector_loads_serve_as_a_hit(engine: Engine, runner: str) -> None:
+    from engine import memory_connector
+
+    prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()
+    transfer = {"kv_connector": "MemoryConnector", "kv_role": "kv_both"}
+    transfer["kv_connector_module_path"] = memory_connector.__name__
+    memory_connector.STORE.clear()
+    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=transfer) as backend:
+        first = backend.generate(prompt, 24)
+        hit = backend.generate(prompt, 24)
+    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=transfer) as backend:
+        poison(backend)
+        loaded = backend.generate(prompt, 24)
+        assert backend.scheduler.connector is not None
+    assert loaded.ids == hit.ids == first.ids
+    assert loaded.logits is not None and hit.logits is not None
+    assert torch.equal(loaded.logits, hit.logits)
