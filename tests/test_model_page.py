@@ -1,0 +1,22 @@
+"""docs/model.md names every file of the model, and nothing that is not there."""
+
+import re
+from pathlib import Path
+
+MODEL = "deepinfer_vllm/models/deepseek_v41"
+
+
+def test_every_file_of_the_model_has_its_row(root: Path) -> None:
+    section = (root / "docs/model.md").read_text().split("## Files")[1].split("##")[0]
+    patterns = re.findall(r"`([a-z0-9_*]+\.py)`", section)
+    named = {file.name for pattern in patterns for file in (root / MODEL).glob(pattern)}
+    assert named == {file.name for file in (root / MODEL).glob("*.py")} - {"__init__.py"}
+    assert [pattern for pattern in patterns if not list((root / MODEL).glob(pattern))] == []
+
+
+def test_every_test_it_names_is_there(root: Path) -> None:
+    section = (root / "docs/model.md").read_text().split("## What is tested where")[1]
+    names = re.findall(r"`((?:tests/)?[a-z0-9_*/]*(?:\.py|/))`", section)
+    assert len(names) > 20
+    missing = [n for n in names if not (list(root.glob(n)) or list((root / "tests").rglob(n)))]
+    assert missing == []
