@@ -1,7 +1,8 @@
 """The compiled kernels: built by the system's C compiler when first asked for, kept in the user's cache, or None.
 
-Nothing of torch is compiled against, so this takes a fraction of a second, and no instruction set is assumed beyond
-the architecture's own, so a cache on a shared disk serves every machine of it.
+Nothing of torch is compiled against, so this takes a fraction of a second. Wider instructions are chosen when it runs,
+so a cache on a shared disk serves every machine of an architecture. OpenMP's functions are left for the loader to find
+in the library that torch has brought: two sets of threads would wait for each other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from deepinfer_vllm import envs
 
 SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-ffp-contract=off")
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-c")
 TIMEOUT_SECONDS = 60
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ def kernels() -> ctypes.CDLL | None:
     logged once."""
     if not envs.DEEPINFER_VLLM_NATIVE:
         return None
+    import torch  # noqa: F401  # with it comes OpenMP
+
     try:
         return ctypes.CDLL(str(build(_cache_directory(), compiler())))
     except (OSError, subprocess.SubprocessError) as error:
@@ -55,13 +58,17 @@ def build(cache: Path, cc: str) -> Path:
         return library
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        built = Path(scratch) / library.name
-        command = [cc, *FLAGS, str(SOURCE), "-o", str(built), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
-        if done.returncode:
-            raise OSError(f"{cc} failed: {done.stderr.strip().splitlines()[-1:]}")
+        compiled, built = Path(scratch) / "kernels.o", Path(scratch) / library.name
+        _run(cc, *FLAGS, str(SOURCE), "-o", str(compiled))
+        _run(cc, "-shared", str(compiled), "-o", str(built), "-lm")
         os.replace(built, library)  # whole or not at all, whoever builds at the same time
     return library
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    if done.returncode:
+        raise OSError(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1:]}")
 
 
 def _cache_directory() -> Path:

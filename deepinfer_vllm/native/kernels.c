@@ -1,6 +1,7 @@
 /* See the functions of the same names in Python for what is computed; the order of operations is theirs. */
 
 #include <math.h>
+#include <omp.h>
 
 /* logits and out [tokens, m, m]. */
 void sinkhorn(const float *logits, float *out, long tokens, long m, long iterations, float eps)
@@ -32,5 +33,43 @@ void sinkhorn(const float *logits, float *out, long tokens, long m, long iterati
                     out[i * m + j] /= sum + eps;
             }
         }
+    }
+}
+
+#if defined(__x86_64__)
+#define FOR_THIS_CPU __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
+#define FOR_THIS_CPU
+#endif
+
+enum { LANES = 32 };
+
+/* Outputs low..high of few_rows. Partial sums side by side, so that the compiler may use wide registers. */
+FOR_THIS_CPU
+static void outputs(const float *x, const float *weight, float *out, long rows, long low, long high, long n, long k)
+{
+    for (long j = low; j < high; j++)
+        for (long t = 0; t < rows; t++) {
+            const float *w = weight + j * k, *a = x + t * k;
+            float partial[LANES] = {0}, sum = 0;
+            long i = 0;
+            for (; i + LANES <= k; i += LANES)
+                for (int lane = 0; lane < LANES; lane++)
+                    partial[lane] += w[i + lane] * a[i + lane];
+            for (int lane = 0; lane < LANES; lane++)
+                sum += partial[lane];
+            for (; i < k; i++)
+                sum += w[i] * a[i];
+            out[t * n + j] = sum;
+        }
+}
+
+/* out [rows, n] = x [rows, k] times the transpose of weight [n, k], which is read once. On the caller's OpenMP threads. */
+void few_rows(const float *x, const float *weight, float *out, long rows, long n, long k)
+{
+#pragma omp parallel if (n * k >= 1 << 16)
+    {
+        long thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        outputs(x, weight, out, rows, n * thread / threads, n * (thread + 1) / threads, n, k);
     }
 }

@@ -25,6 +25,7 @@ from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage, held_weight, packed_or_plain
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
+from deepinfer_vllm.native.linear import FEW_ROWS, linear
 
 SPAN_TOKENS = 16
 """From so many tokens of one request on, rows are read for all of them at once."""
@@ -198,5 +199,8 @@ class GroupedLinear(nn.Module):
             weight = held_weight(self.weight, self._parameters.get("scale"))
             return self.storage.grouped_linear(x, weight, self.groups)
         parts = x.unflatten(-1, (self.groups, -1)).transpose(0, 1)
-        weight = self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
+        weight = self.weight.unflatten(0, (self.groups, -1))
+        if 0 < x.shape[0] <= FEW_ROWS:
+            return torch.cat([linear(part, own) for part, own in zip(parts, weight, strict=True)], dim=-1)
+        weight = weight.transpose(1, 2)
         return torch.bmm(parts, weight).transpose(0, 1).flatten(1)

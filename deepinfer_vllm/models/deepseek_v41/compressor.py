@@ -19,6 +19,7 @@ from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, rotate
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
+from deepinfer_vllm.native.linear import linear
 
 
 class Compressor(nn.Module):
@@ -99,4 +100,4 @@ class Float32Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., inputs] of any dtype to [..., outputs] float32."""
-        return nn.functional.linear(x.float(), self.weight)
+        return linear(x.float(), self.weight)

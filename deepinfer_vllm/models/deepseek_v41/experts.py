@@ -20,6 +20,7 @@ from deepinfer_vllm.models.deepseek_v41.weight_storage import (
     put,
     rows_of,
 )
+from deepinfer_vllm.native.linear import linear
 
 RUN_PAIRS = 128
 """(token, expert) pairs that share one activation: all of a decode step's, and of a prefill no more rows than a cache
@@ -90,7 +91,7 @@ class Experts(nn.Module):
 
     def _linear(self, x: torch.Tensor, name: str, place: int) -> torch.Tensor:
         weight = self.held(name, place)
-        return nn.functional.linear(x, weight) if self.storage is None else self.storage.linear(x, weight)
+        return linear(x, weight) if self.storage is None else self.storage.linear(x, weight)
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """x [T, hidden], experts and weights [T, k] to [T, hidden] float32."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from deepinfer_vllm.native.build import kernels
+from deepinfer_vllm.native.linear import linear
 
 
 class HyperConnection(nn.Module):
@@ -29,7 +30,7 @@ class HyperConnection(nn.Module):
         m = self.streams
         flat = streams.flatten(1).float()
         mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
-        mixes = nn.functional.linear(flat, self.fn) * torch.rsqrt(mean_square + self.norm_eps)  # fewer values to scale
+        mixes = linear(flat, self.fn) * torch.rsqrt(mean_square + self.norm_eps)  # fewer values to scale
         pre, post, comb = mixes.split((m, m, m * m), dim=-1)
         base_pre, base_post, base_comb = self.base.split((m, m, m * m))
         pre = torch.sigmoid(pre * self.scale[0] + base_pre) + self.eps
