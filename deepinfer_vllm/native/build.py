@@ -23,6 +23,11 @@ from deepinfer_vllm import envs
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-c")
 TIMEOUT_SECONDS = 60
+ARGUMENTS = {
+    "sinkhorn": [*[ctypes.c_void_p] * 2, *[ctypes.c_long] * 3, ctypes.c_float],
+    "few_rows": [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3],
+}
+"""By function of the source. An array is the address of its first element."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +41,14 @@ def kernels() -> ctypes.CDLL | None:
     import torch  # noqa: F401  # with it comes OpenMP
 
     try:
-        return ctypes.CDLL(str(build(_cache_directory(), compiler())))
+        library = ctypes.CDLL(str(build(_cache_directory(), compiler())))
     except (OSError, subprocess.SubprocessError) as error:
         logger.info("No compiled kernels, PyTorch does their work: %s", error)
         return None
+    for name, types in ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    return library
 
 
 def compiler() -> str:

@@ -1,7 +1,5 @@
 """x @ weight^T for the few rows of a decode step, at the speed at which memory gives the weight."""
 
-import ctypes
-
 import torch
 
 from deepinfer_vllm.native.build import kernels
@@ -18,8 +16,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, weight)
     x, (outputs, inputs) = x.contiguous(), weight.shape
     out = x.new_empty(x.shape[0], outputs)
-    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, weight, out)]
-    library.few_rows(*pointers, *(ctypes.c_long(n) for n in (x.shape[0], outputs, inputs)))
+    library.few_rows(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], outputs, inputs)
     return out
 
 

@@ -5,8 +5,6 @@ collapses the streams), `post` [T, M] (where a sublayer's output goes) and `comb
 made nearly doubly stochastic by Sinkhorn rounds. Everything here is float32; streams are kept in the model's dtype.
 """
 
-import ctypes
-
 import torch
 from torch import nn
 
@@ -49,9 +47,7 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
         return sinkhorn_in_torch(logits, iterations, eps)
     logits = logits.contiguous()
     out = torch.empty_like(logits)
-    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (logits, out)]
-    sizes = [ctypes.c_long(n) for n in (logits.shape[0], logits.shape[-1], iterations)]
-    library.sinkhorn(*pointers, *sizes, ctypes.c_float(eps))
+    library.sinkhorn(logits.data_ptr(), out.data_ptr(), logits.shape[0], logits.shape[-1], iterations, eps)
     return out
 
 
