@@ -21,7 +21,7 @@ export DO_NOT_TRACK := 1
 .PHONY: help install check format test demo doctor bench-model wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## make .venv with vLLM for CPU, this package and its tools; TORCH_INDEX=<URL> adds a package index
 
