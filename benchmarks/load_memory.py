@@ -4,7 +4,7 @@ Writes a synthetic checkpoint in the published formats, most of it Engram tables
 their files, so they take no disk), starts an engine on it in a process of its own, watches that process's RssAnon, and
 compares its growth with what is held plus two shards. Exits 1 when it is more.
 
-Example: python benchmarks/load_memory.py --output benchmarks/results/load_memory.json
+Example: python benchmarks/load_memory.py --out benchmarks/results/load_memory.json
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from facts import facts
 
 SIZES: dict[str, dict[str, Any]] = {
     "large": {
@@ -152,7 +153,7 @@ def main() -> int:
     add("--backend", choices=["engine", "bare"], default="engine", help="vLLM's LLM, or the model alone")
     add("--dtype", choices=["float32", "bfloat16"], default="bfloat16", help="the model's dtype")
     add("--weights", choices=["packed", "bf16", "fp32"], default="packed", help="how they are held")
-    add("--output", type=Path, help="write the numbers there, as JSON")
+    add("--out", type=Path, help="write the numbers there, as JSON")
     add("--scratch", type=Path, help="where the checkpoint is written for the time of the run")
     add("--load", type=Path, help=argparse.SUPPRESS)
     add("--warm-up", type=Path, help=argparse.SUPPRESS)
@@ -160,15 +161,19 @@ def main() -> int:
     if args.load:
         print(json.dumps(load_and_watch(args.load, args.warm_up, args.backend, args.dtype)))
         return 0
+    if args.scratch and not args.scratch.is_dir():
+        parser.error(f"--scratch {args.scratch}: no such directory")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
     os.environ["DEEPINFER_VLLM_WEIGHTS"] = args.weights
     with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
         measured = measure(args.size, args.backend, args.dtype, Path(scratch))
     about = {key: getattr(args, key) for key in ("size", "backend", "dtype", "weights")}
-    report = {**about, "machine": platform.platform(), "python": platform.python_version(), **measured}
+    report = {**facts(), **about, **measured}
     text = json.dumps(report, indent=2)
     print(text)
-    if args.output:
-        args.output.write_text(text + "\n")
+    if args.out:
+        args.out.write_text(text + "\n")
     return 0 if measured["within"] else 1
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from facts import ROOT, facts
+
+from deepinfer_vllm.checkpoint.presets import PRESETS
+
 START = """
 import time
 from vllm import LLM
@@ -31,15 +32,18 @@ def main() -> None:
     if args.part:
         _run_part(args)
         return
-    from v41.measure import say
+    from v41.measure import FULL, QUICK, say
 
     from deepinfer_vllm.checkpoint.create import create
 
+    tokens, most = (QUICK if args.quick else FULL).max_tokens, PRESETS[args.preset].max_position_embeddings
+    if tokens > most:
+        sys.exit(f"model.py: {tokens} tokens do not fit the {most} positions of --preset {args.preset}: add --quick")
     checkpoint = args.checkpoints / args.preset
     if not (checkpoint / "model.safetensors.index.json").is_file():
         say(f"writing the {args.preset} preset to {checkpoint}")
         create(checkpoint, name=args.preset, force=True)
-    results = _facts(args)
+    results = {**facts("" if sys.argv[1:] else "make bench-model"), "preset": args.preset}
     with tempfile.TemporaryDirectory() as scratch:
         say("engine start on the tiny preset")
         results["start"] = {"seconds": _start_seconds(Path(scratch))}
@@ -59,10 +63,11 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter prompts, one round; for a look, not for a record")
-    parser.add_argument("--preset", default="mid", help="named size, see `deepinfer checkpoint tiny --help`")
-    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
+    parser.add_argument("--preset", default="mid", choices=PRESETS, help="size of the model; default: mid")
+    both = ["float32", "bfloat16"]
+    parser.add_argument("--dtype", nargs="+", default=both, choices=both, help="default: both")
     parser.add_argument("--checkpoints", type=Path, default=ROOT / "build" / "bench", help="where presets are written")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for model.json and model.md")
     parser.add_argument("--part", nargs=3, metavar=("DTYPE", "CHECKPOINT", "FILE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if "float32" not in args.dtype:
@@ -93,25 +98,6 @@ def _start_seconds(scratch: Path) -> float:
         done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
         ready = float(next(line for line in done.stdout.splitlines() if line.startswith("ready")).split()[1])
     return ready - begin
-
-
-def _facts(args: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    import vllm
-
-    model = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), "")
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return {
-        "command": "make bench-model" if len(sys.argv) == 1 else " ".join(["benchmarks/model.py", *sys.argv[1:]]),
-        "commit": commit.stdout.strip() or "unknown",
-        "date": time.strftime("%Y-%m-%d"),
-        "preset": args.preset,
-        "machine": {
-            "cpu": model.partition(":")[2].strip() or platform.processor(),
-            "torch": torch.__version__,
-            "vllm": vllm.__version__,
-        },
-    }
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 """Tokens a second of vLLM's model runner V2 on CPU, with our kernels, beside runner V1.
 
-    python benchmarks/runner_v2.py [--rounds 9] [--out benchmarks/results/runner_v2.json]
-
 Each runner has a process of its own, and they take turns, round by round, so that what else the machine does meets
 both. A ratio is the median over the rounds of V2's rate divided by V1's of the same round, by the clock and by the
 processor time that was used; one thread computes, so on an idle machine they are the same.
+
+Example: python benchmarks/runner_v2.py --rounds 9
 """
 
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from facts import facts
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -142,25 +143,21 @@ def measure(name: str, model: Path, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "runner_v2.json")
+    parser.add_argument("--rounds", type=int, default=9, help="of every workload, after one that warms up; default: 9")
+    out = Path(__file__).parent / "results" / "runner_v2.json"
+    parser.add_argument("--out", type=Path, default=out, help="file for the numbers, as JSON")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds}: must be at least 1")
     if arguments.serve:
         serve_rounds(arguments.serve)
         return
-    import torch
-    import vllm
-
     with tempfile.TemporaryDirectory() as directory:
         models = write_models(Path(directory))
         results = [row for name, model in models.items() for row in measure(name, model, arguments.rounds)]
-    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    versions = {"vllm": vllm.__version__, "torch": torch.__version__, "python": platform.python_version()}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(
-        json.dumps({"machine": machine, "versions": versions, "results": results}, indent=1) + "\n"
-    )
+    arguments.out.write_text(json.dumps({**facts(), "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def test_anonymous_memory_is_bounded(weights: str, tmp_path: Path) -> None:
         "--weights",
         weights,
     ]
-    arguments = ["--scratch", str(tmp_path), "--output", str(report)]
+    arguments = ["--scratch", str(tmp_path), "--out", str(report)]
     done = subprocess.run(
         [*command, *arguments], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )

@@ -30,6 +30,11 @@ class Plan:
     growth_tokens: int
     """Length of the long prompt, 0 for none; growth is its time over that of its first half."""
 
+    @property
+    def max_tokens(self) -> int:
+        """Longest request."""
+        return max(self.growth_tokens, self.prompt_tokens) + 64
+
 
 FULL = Plan(2, 48, 512, 4096, 2048, 32768)
 BF16 = Plan(1, 24, 512, 2048, 2048, 0)
@@ -45,7 +50,7 @@ def measure(directory: Path, config: dict[str, Any], dtype: str, plan: Plan) -> 
     """Everything about one dtype."""
     chunk = plan.chunk_tokens
     say(f"{dtype}: loading {directory}")
-    engine = Engine(directory, dtype, chunk=chunk, max_tokens=max(plan.growth_tokens, plan.prompt_tokens) + 64)
+    engine = Engine(directory, dtype, chunk=chunk, max_tokens=plan.max_tokens)
     draw = random.Random(0)
 
     def prompt(tokens: int) -> list[int]:

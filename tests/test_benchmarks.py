@@ -1,0 +1,46 @@
+"""What the benchmarks say to who calls them; what they measure is in their own tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = ["load_memory.py", "model.py", "runner_v2.py"]
+
+
+def call(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, f"benchmarks/{script}", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_has_an_example(script: str) -> None:
+    done = call(script, "--help")
+    assert done.returncode == 0 and f"Example: python benchmarks/{script}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["model.py", "--preset", "huge"], "invalid choice: 'huge'"),
+        (["model.py", "--preset", "tiny"], "do not fit the 8192 positions of --preset tiny: add --quick"),
+        (["model.py", "--dtype", "bfloat16"], "must name float32"),
+        (["runner_v2.py", "--rounds", "0"], "--rounds 0: must be at least 1"),
+        (["load_memory.py", "--scratch", "/no/such/directory"], "no such directory"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(arguments: list[str], said: str) -> None:
+    done = call(*arguments)
+    assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_record_says_how_it_was_taken() -> None:
+    program = "import json, sys; sys.path.append('benchmarks'); from facts import facts; print(json.dumps(facts('x')))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["command"] == "x" and found["commit"] and found["machine"]["torch"] and found["machine"]["vllm"]
