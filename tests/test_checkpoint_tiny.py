@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -206,6 +207,13 @@ def test_bad_options_are_one_line_and_code_2(arguments: list[str], message: str,
     result = CliRunner().invoke(app, ["tiny", str(tmp_path / "new"), *arguments])
     assert result.exit_code == 2 and message in result.stderr
     assert len(result.stderr.splitlines()) == 1 and "Traceback" not in result.output
+
+
+def test_bad_options_leave_what_force_would_replace(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "copy")
+    for option in (["--shards", "0"], ["--dtype", "fp7"], ["--layers", "2"]):
+        result = CliRunner().invoke(app, ["tiny", str(tmp_path / "copy"), "--force", *option])
+        assert result.exit_code == 2 and contents(tmp_path / "copy") == contents(tiny)
 
 
 def test_bad_directories_are_one_line_and_code_2(tmp_path: Path) -> None:

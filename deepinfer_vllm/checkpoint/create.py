@@ -41,6 +41,8 @@ def create(
         raise CheckpointError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     if seed < 0:
         raise CheckpointError(f"seed {seed} is negative: give 0 or more")
+    if shards < 1:
+        raise CheckpointError(f"{shards} shards are too few: at least one is needed")
     config = preset(name, layers).published(DTYPES[dtype], VisionConfig() if vision else None)
     if quant:
         from deepinfer_vllm.checkpoint.quantise import CONFIG
@@ -58,6 +60,6 @@ def _make_room(directory: Path, force: bool) -> None:
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     if not force:
-        raise CheckpointError(f"{directory} is not empty: give another directory, or --force to write into it")
+        raise CheckpointError(f"{directory} is not empty: give another directory, or --force to replace its weights")
     for old in (*directory.glob("model*.safetensors"), directory / INDEX):
         old.unlink(missing_ok=True)

@@ -13,7 +13,6 @@ from deepinfer_vllm.checkpoint.special_tokens import IMAGE_SPAN_IDS
 from deepinfer_vllm.checkpoint.tensor_spec import TensorSpec
 from deepinfer_vllm.checkpoint.tensors import tensor_specs
 from deepinfer_vllm.checkpoint.tokenizer import build_tokenizer, tokenizer_config
-from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +32,9 @@ def write_checkpoint(
 
     The same config, seed and shard count give the same bytes. The config's `dtype` is that of the weights; those that
     a release quantises are, where the config has a `quantization_config`.
-    Files of the same names are replaced. Raises CheckpointError when `shards` is not positive, OSError when the
-    directory cannot be written or is full.
+    Files of the same names are replaced. `shards` is at least 1. Raises OSError when the directory cannot be written or
+    is full.
     """
-    if shards < 1:
-        raise CheckpointError(f"{shards} shards are too few: at least one is needed")
     write_texts(directory, config)
     return _write_weights(directory, config, seed, shards, progress)
 

@@ -27,11 +27,11 @@ def tiny(
     dtype: Annotated[str, typer.Option(help="bf16 or float32.")] = "bf16",
     vision: Annotated[bool, typer.Option("--vision", help="Add a small vision tower, for images.")] = False,
     quant: Annotated[bool, typer.Option("--quant", help="fp8 linears, fp4 experts: as published.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write into a directory that is not empty.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace weights that the directory holds.")] = False,
 ) -> None:
     """Write a small V4.1 checkpoint of random weights, with tokenizer, in the published form.
 
-    Example: deepinfer checkpoint tiny /tmp/v41-tiny --seed 1
+    Example: deepinfer checkpoint tiny /tmp/v41-tiny --vision --quant
     """
     with _one_line_errors("tiny", OSError):
         from deepinfer_vllm.checkpoint.create import create

@@ -10,7 +10,7 @@ def demo(
     directory: Annotated[Path, typer.Option(help="For the checkpoint and the server's log.")] = Path(".demo"),
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.", min=0)] = 120,
 ) -> None:
-    """Write a tiny checkpoint, serve it, ask for a chat completion, a tool call and JSON, and say what ran.
+    """Write a tiny checkpoint, serve it, ask it about text and images, for a tool call and JSON, and say what ran.
 
     Example: deepinfer demo --directory /tmp/v41-demo --timeout 300
     """
