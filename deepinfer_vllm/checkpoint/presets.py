@@ -33,7 +33,7 @@ MID = TextConfig(
     engram_n_heads=4,
     engram_head_dim=64,
 )
-"""The release's proportions at a fifth of its width: 0.3 G of 1.1 G parameters are active for a token, half of the
+"""The release's proportions at a fifth of its width: 0.3 G of 1.2 G parameters are active for a token, half of the
 layers lie past the last KV source, and everything that a long prompt switches on fits 65536 positions."""
 
 PRESETS = {"tiny": TextConfig(num_nextn_predict_layers=3), "mid": MID}

@@ -82,7 +82,7 @@ class QuantisedMatrix:
 
 
 WORKSPACE_VALUES = 1 << 20
-"""Values widened at once: 8 MiB of buffers, about what stays in a core's caches."""
+"""Values widened at once: 6 MiB of buffers, about what stays in a core's caches."""
 
 
 class Widener:

@@ -1,4 +1,4 @@
-"""docs/model.md names every file of the model, and nothing that is not there."""
+"""Pages that list files name every one, and nothing that is not there."""
 
 import re
 from pathlib import Path
@@ -12,6 +12,12 @@ def test_every_file_of_the_model_has_its_row(root: Path) -> None:
     named = {file.name for pattern in patterns for file in (root / MODEL).glob(pattern)}
     assert named == {file.name for file in (root / MODEL).glob("*.py")} - {"__init__.py"}
     assert [pattern for pattern in patterns if not list((root / MODEL).glob(pattern))] == []
+
+
+def test_every_file_about_checkpoints_has_its_row(root: Path) -> None:
+    directory = root / "deepinfer_vllm/checkpoint"
+    named = re.findall(r"`([a-z_]+\.py)`", (directory / "README.md").read_text())
+    assert {*named} == {file.name for file in directory.glob("*.py")} - {"__init__.py"}
 
 
 def test_every_test_it_names_is_there(root: Path) -> None:
