@@ -27,7 +27,7 @@ def hook_runner() -> None:
         for request_id in scheduler_output.finished_req_ids:
             starts.pop(request_id, None)
         for new in scheduler_output.scheduled_new_reqs:
-            starts[new.req_id] = new.num_computed_tokens
+            starts[new.req_id] = new.replay_start
         cached = scheduler_output.scheduled_cached_reqs
         for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             if request_id in cached.resumed_req_ids:

@@ -69,3 +69,14 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         for group, ids, block in self._get_connector_metadata().saves:
             STORE[group, ids] = {layer: self.caches[layer][block].clone() for layer in self.layers[group]}
+
+
+class WholeConnector(MemoryConnector):
+    """Keeps every group's blocks, as a transfer of a request's own blocks does: nothing is computed again."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.layers = {g: group.layer_names for g, group in enumerate(kv_cache_config.kv_cache_groups)}
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        return tuple(self.layers)

@@ -169,3 +169,19 @@ def test_rows_that_a_connector_loads_serve_as_a_hit(engine: Engine, runner: str)
     assert loaded.ids == hit.ids == first.ids
     assert loaded.logits is not None and hit.logits is not None
     assert torch.equal(loaded.logits, hit.logits)
+
+
+def test_windows_that_a_connector_loads_are_seen(engine: Engine, runner: str) -> None:
+    """Nothing is computed again, so the prompt's last token sees its whole window, as it did where it was computed."""
+    from engine import memory_connector
+
+    prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()[:257]  # blocks hold all but the last token
+    transfer = {"kv_connector": "WholeConnector", "kv_role": "kv_both"}
+    transfer["kv_connector_module_path"] = memory_connector.__name__
+    memory_connector.STORE.clear()
+    for computed in (prompt, prompt[-1:]):
+        with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=transfer) as backend:
+            poison(backend)
+            counts = tokens_through_last_layer(backend)
+            assert_truncated(backend.generate(prompt, 24), prompt, len(prompt) - WINDOW)
+            assert counts[0] == min(len(computed), WINDOW)
