@@ -29,7 +29,7 @@ def test_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.kernels() is None and not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("obstacle", ["no compiler", "a failing compiler", "no room", "not a library"])
+@pytest.mark.parametrize("obstacle", ["no compiler", "a failing compiler", "no home", "no room", "not a library"])
 def test_what_stands_in_the_way_is_said_once(
     obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -38,6 +38,9 @@ def test_what_stands_in_the_way_is_said_once(
         monkeypatch.delenv("CC", raising=False)
     elif obstacle == "a failing compiler":
         monkeypatch.setenv("CC", "false")
+    elif obstacle == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(module.Path, "home", lambda: Path("~a-user-of-no-name").expanduser())  # raises
     elif obstacle == "no room":
         (tmp_path / "deepinfer_vllm").write_text("")
     else:

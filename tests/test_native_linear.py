@@ -48,3 +48,8 @@ def test_rows_of_a_wider_array() -> None:
 def test_what_is_left_to_torch(x: torch.Tensor, weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "kernels", lambda: pytest.fail("compiled"))
     assert torch.equal(linear(x, weight), torch.nn.functional.linear(x, weight))
+
+
+def test_widths_that_differ_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        linear(normal(1, 2, 8), normal(2, 5, 9))

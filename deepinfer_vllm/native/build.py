@@ -42,7 +42,7 @@ def kernels() -> ctypes.CDLL | None:
 
     try:
         library = ctypes.CDLL(str(build(_cache_directory(), compiler())))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home
         logger.info("No compiled kernels, PyTorch does their work: %s", error)
         return None
     for name, types in ARGUMENTS.items():

@@ -29,4 +29,5 @@ def is_compiled(dtype: torch.dtype) -> bool:
 
 def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     small = x.is_cpu and x.dim() == 2 and 0 < x.shape[0] <= FEW_ROWS
-    return bool(small and x.dtype == weight.dtype == torch.float32 and weight.is_contiguous())
+    fit = x.dtype == weight.dtype == torch.float32 and x.shape[-1] == weight.shape[-1] and weight.is_contiguous()
+    return bool(small and fit)

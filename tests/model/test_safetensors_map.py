@@ -22,9 +22,10 @@ def two_shards(directory: Path) -> dict[str, torch.Tensor]:
         "b": normal(2, 4, 2).bfloat16(),
         "c": normal(3, 7).half(),
         "d": normal(4, 2, 2, 2).to(torch.float8_e4m3fn),
+        "e": torch.arange(6, dtype=torch.uint8).view(2, 3),
     }
     save_file({k: tensors[k] for k in "ab"}, directory / "model-00001-of-00002.safetensors")
-    save_file({k: tensors[k] for k in "cd"}, directory / "model-00002-of-00002.safetensors")
+    save_file({k: tensors[k] for k in "cde"}, directory / "model-00002-of-00002.safetensors")
     return tensors
 
 
@@ -32,11 +33,11 @@ def two_shards(directory: Path) -> dict[str, torch.Tensor]:
 def test_every_tensor_is_found_and_exact(tmp_path: Path, indexed: bool) -> None:
     tensors = two_shards(tmp_path)
     if indexed:
-        files = {k: f"model-0000{1 + (k in 'cd')}-of-00002.safetensors" for k in tensors}
+        files = {k: f"model-0000{1 + (k in 'cde')}-of-00002.safetensors" for k in tensors}
         (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
     for name, expected in tensors.items():
         shard = find_shard(tmp_path, name)
-        assert shard is not None and shard.name.startswith(f"model-0000{1 + (name in 'cd')}")
+        assert shard is not None and shard.name.startswith(f"model-0000{1 + (name in 'cde')}")
         mapped = map_tensor(shard, name)
         assert mapped.dtype == expected.dtype and torch.equal(mapped.float(), expected.float())
     assert find_shard(tmp_path, "nowhere") is None
@@ -52,6 +53,15 @@ def test_the_index_decides(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00009-of-00009.safetensors"}}))
     assert find_shard(tmp_path, "a") == tmp_path / "model-00009-of-00009.safetensors"
     assert find_shard(tmp_path, "b") is None
+
+
+def test_an_index_that_points_to_another_shard(tmp_path: Path) -> None:
+    two_shards(tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00002-of-00002.safetensors"}}))
+    shard = find_shard(tmp_path, "a")
+    assert shard is not None
+    with pytest.raises(CheckpointError, match=r"00002\.safetensors does not hold a, though the index says so\. Fetch"):
+        map_tensor(shard, "a")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ _DTYPES: dict[str, tuple[type, torch.dtype]] = {
     "F32": (np.float32, torch.float32),
     "F8_E4M3": (np.uint8, torch.float8_e4m3fn),
     "F8_E8M0": (np.uint8, torch.uint8),
+    "U8": (np.uint8, torch.uint8),
 }
 
 
@@ -52,9 +53,11 @@ def find_shard(directory: Path, name: str) -> Path | None:
 def map_tensor(shard: Path, name: str) -> torch.Tensor:
     """Tensor `name` of a shard, mapped copy-on-write and advised for random access.
 
-    Raises ValueError for a dtype that no Engram table is stored in.
+    Raises CheckpointError where the shard does not hold it, ValueError for a dtype that no Engram table is stored in.
     """
     header, data_start = _header(shard)
+    if name not in header:
+        raise CheckpointError(f"{shard} does not hold {name}, though the index says so. Fetch both again")
     entry = header[name]
     if entry["dtype"] not in _DTYPES:
         raise ValueError(f"{shard.name}: {name} has dtype {entry['dtype']}; only {', '.join(_DTYPES)} can be mapped")
