@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from deepinfer_vllm.native import build as module
+from small_model import normal
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +51,14 @@ def test_what_stands_in_the_way_is_said_once(
     with caplog.at_level(logging.INFO, logger=module.logger.name):
         assert module.kernels() is None and module.kernels() is None
     assert len(caplog.records) == 1 and "PyTorch does their work" in caplog.text
+
+
+def test_a_compiler_that_knows_no_levels_of_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GCC 11 of long-lived distributions. It is asked for single instructions instead."""
+    old = tmp_path / "old-cc"
+    old.write_text(f'#!/bin/sh\nexec {module.compiler()} -U__GNUC__ -D__GNUC__=11 "$@"\n')
+    old.chmod(0o755)
+    library = ctypes.CDLL(str(module.build(tmp_path, str(old))))
+    x, weight, out = normal(1, 2, 70), normal(2, 5, 70), torch.empty(2, 5)
+    library.few_rows(*(ctypes.c_void_p(t.data_ptr()) for t in (x, weight, out)), *map(ctypes.c_long, (2, 5, 70)))
+    torch.testing.assert_close(out, x @ weight.T, rtol=1e-5, atol=1e-5)

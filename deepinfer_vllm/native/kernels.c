@@ -36,8 +36,10 @@ void sinkhorn(const float *logits, float *out, long tokens, long m, long iterati
     }
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && __GNUC__ >= 12
 #define FOR_THIS_CPU __attribute__((target_clones("arch=x86-64-v3", "default")))
+#elif defined(__x86_64__) /* older compilers cannot ask for a level */
+#define FOR_THIS_CPU __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_THIS_CPU
 #endif
