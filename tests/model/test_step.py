@@ -45,10 +45,14 @@ def test_take_narrows_everything_that_is_by_token() -> None:
         tables=tables,
         is_image=torch.tensor([True, False, True, True, False]),
         routed_as_image=torch.tensor([True, False, True, True, True]),
+        cached=torch.tensor([True, True, False, True, True]),
+        dp_tokens=[5, 9],
+        is_block=True,
         selected=torch.arange(10).view(5, 2),
         candidates=torch.arange(5).view(5, 1),
         engram_rows={3: torch.arange(15).view(5, 3)},
     )
+    assert step.rotary(torch.ones(1), compressed=True).cos.shape[0] == 5 and step.first_positions == [5, 0]
     floor = torch.tensor([7, 0])
     taken = step.take(torch.tensor([2, 3, 4]), [(0, 1), (1, 3)], floor)
     assert taken.positions.tolist() == [7, 0, 1] and taken.request.tolist() == [0, 1, 1]
@@ -58,7 +62,10 @@ def test_take_narrows_everything_that_is_by_token() -> None:
     assert taken.engram_rows[3].tolist() == [[6, 7, 8], [9, 10, 11], [12, 13, 14]]
     assert taken.is_image is not None and taken.is_image.tolist() == [True, True, False]
     assert taken.routed_as_image is not None and taken.routed_as_image.tolist() == [True, True, True]
+    assert taken.cached is not None and taken.cached.tolist() == [False, True, True]
     assert taken.window_floor is floor
+    assert taken.dp_tokens == [5, 9] and taken.is_block
+    assert taken.rotary(torch.ones(1), compressed=True).cos.shape[0] == 3 and taken.first_positions == [7, 0]
     assert step.num_tokens == 5 and step.window_floor is None
 
 
