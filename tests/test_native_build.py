@@ -48,9 +48,23 @@ def test_what_stands_in_the_way_is_said_once(
         (tmp_path / "deepinfer_vllm").write_text("")
     else:
         monkeypatch.setattr(module, "build", lambda *_: Path(__file__))
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)  # to where caplog listens
     with caplog.at_level(logging.INFO, logger=module.logger.name):
         assert module.kernels() is None and module.kernels() is None
     assert len(caplog.records) == 1 and "PyTorch does their work" in caplog.text
+    assert module.logger.name.startswith("vllm.")  # others are not shown
+
+
+def test_a_compiler_that_refuses_is_quoted(tmp_path: Path) -> None:
+    strict = tmp_path / "strict-cc"
+    strict.write_text(
+        "#!/bin/sh\necho in a function: >&2; echo kernels.c:1: error: no such thing >&2; echo '   ^~~' >&2; exit 1\n"
+    )
+    strict.chmod(0o755)
+    with pytest.raises(OSError, match=r"strict-cc failed: kernels\.c:1: error: no such thing$"):
+        module.build(tmp_path, str(strict))
+    with pytest.raises(OSError, match=r"false failed: exit status 1$"):
+        module.build(tmp_path, "false")
 
 
 def test_a_compiler_that_knows_no_levels_of_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ ARGUMENTS = {
 }
 """By function of the source. An array is the address of its first element."""
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.deepinfer")  # vLLM shows its own loggers only
 
 
 @functools.cache
@@ -77,7 +77,8 @@ def build(cache: Path, cc: str) -> Path:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     if done.returncode:
-        raise OSError(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1:]}")
+        lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+        raise OSError(f"{command[0]} failed: {next((line for line in lines if 'error' in line), lines[-1])}")
 
 
 def _cache_directory() -> Path:
