@@ -78,6 +78,7 @@ ILLEGAL_FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("--speculative-config method=ngram", 'must be "dspark"'),
     ),
     "quantisation": ({"quantization": "fp8"}, ("--quantization=fp8", "must be unset", "DEEPINFER_VLLM_WEIGHTS")),
+    "adapters": ({"enable_lora": True}, ("--enable-lora=True", "must be off")),
     "odd blocks": ({"block_size": 33}, ("--block-size=33", "must be even")),
 }
 
@@ -150,6 +151,12 @@ def test_illegal_drafts(checkpoint: Path, name: str, monkeypatch: pytest.MonkeyP
     runner, more, parts = ILLEGAL_DRAFTS[name]
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
     says(start_error(checkpoint, speculative_config={**DRAFTS, **more}), parts)
+
+
+def test_drafts_over_data_parallel_ranks(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    error = start_error(checkpoint, speculative_config=DRAFTS, data_parallel_size=2)
+    says(error, ("--data-parallel-size=2", "must be 1 with --speculative-config"))
 
 
 def test_drafts_without_draft_layers(copy: Path) -> None:
