@@ -1,4 +1,4 @@
-"""Near the end of a long context no array grows with tokens times context: neither scores nor rows nor masks."""
+"""Near the end of a long context nothing grows with tokens times context: neither scores nor rows nor masks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepinfer_vllm.checkpoint.config import TextConfig
@@ -35,7 +36,17 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_the_largest_array_does_not_grow_with_tokens_times_context(
+def peak_bytes(record: profile) -> int:
+    """The most bytes that tensors made in a profiled region held at once."""
+    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def test_no_array_and_no_peak_grows_with_tokens_times_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last 4096 tokens of 16K and of 32K: their scores at 32K are 512 MB a head and layer."""
@@ -44,7 +55,7 @@ def test_the_largest_array_does_not_grow_with_tokens_times_context(
     monkeypatch.setattr(gather_attention, "WORKSPACE_BYTES", workspace)
     sizes = {**SIZES, "max_position_embeddings": 32768, "index_n_heads": 2, "candidate_topk_blocks": 64}
     write_checkpoint(tmp_path, TextConfig(**sizes).published("float32"))
-    largest = {}
+    largest, peak = {}, {}
     with bare_model(tmp_path, max_tokens=32768) as model:
         for number, module in enumerate(m for m in model.model.modules() if isinstance(m, PagedCache)):
             if module.kv_cache.is_floating_point():
@@ -58,4 +69,8 @@ def test_the_largest_array_does_not_grow_with_tokens_times_context(
                 hidden = model.model.run(step, ids, model.model.embed(ids))
             assert bool(hidden.isfinite().all())
             largest[context] = mode.bytes
+            with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+                model.model.run(step, ids, model.model.embed(ids))
+            peak[context] = peak_bytes(record)
     assert largest[32768] == largest[16384] <= 8 << 20
+    assert peak[32768] < 1.1 * peak[16384] <= 16 << 20
