@@ -46,9 +46,7 @@ def peak_bytes(record: profile) -> int:
     return peak
 
 
-def test_no_array_and_no_peak_grows_with_tokens_times_context(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_array_and_no_peak_grows_with_tokens_times_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last 4096 tokens of 16K and of 32K: their scores at 32K are 512 MB a head and layer."""
     workspace = 4 << 20
     monkeypatch.setattr(indexer, "WORKSPACE_BYTES", workspace)
