@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from deepinfer_vllm.torch_kernels.murmur import uniform32, uniform64
+from deepinfer_vllm.torch_kernels.winners import store_block_winners
 
 DRAFT_SALT = 1 << 30
 """Added to positions when drafting, so that a draft and its verification do not share noise."""
@@ -69,11 +70,7 @@ def gumbel_sample(
         for some in _in_cache(drawn, vocab_size):
             at = [positions[row] + salt for row in some]
             scores[some] += noise([seeds[row] for row in some], at, vocab_size, USE_FP64)
-    winners, maxima, rows = local_argmax_ptr.numpy(), local_max_ptr.numpy(), np.arange(len(requests))
-    for block, start in enumerate(range(0, vocab_size, BLOCK_SIZE)):
-        part = scores[:, start : min(start + BLOCK_SIZE, vocab_size)]
-        best = part.argmax(-1)
-        winners[:, block], maxima[:, block] = best + start, part[rows, best]
+    store_block_winners(scores[:, :vocab_size], BLOCK_SIZE, local_argmax_ptr.numpy(), local_max_ptr.numpy())
 
 
 def _in_cache(rows: list[int], width: int) -> Iterator[list[int]]:

@@ -103,8 +103,8 @@ def is_draft_place(local: NDArray[np.integer], steps: int | None) -> NDArray[np.
     return local < steps if steps is not None else np.append(local[1:], 0) != 0
 
 
-def _blocks(logits: Floats, size: int) -> Floats:
-    return np.pad(logits, (0, -len(logits) % size), constant_values=-np.inf).reshape(-1, size)
+def _blocks(values: Floats, size: int, fill: float = -np.inf) -> Floats:
+    return np.pad(values, (0, -len(values) % size), constant_values=fill).reshape(-1, size)
 
 
 def _store(maxima: torch.Tensor, sums: torch.Tensor, row: int, blocks: Floats) -> None:
@@ -211,5 +211,4 @@ def local_residual_mass(
         draft = draft_logits_ptr[requests[row], local[row], :vocab_size].float().numpy() / np.float32(temperature)
         ratio = np.exp(np.float32(cumulative_log_p_ptr[row - 1]))
         excess = np.maximum(ratio * np.exp(target) - np.exp(draft - given.draft_log_sum(row)), np.float32(0))
-        sums = np.pad(excess, (0, -len(excess) % BLOCK_SIZE)).reshape(-1, BLOCK_SIZE).sum(-1)
-        local_residual_mass_ptr[row] = torch.from_numpy(sums)
+        local_residual_mass_ptr[row] = torch.from_numpy(_blocks(excess, BLOCK_SIZE, fill=0).sum(-1))

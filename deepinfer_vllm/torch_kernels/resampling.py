@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from deepinfer_vllm.torch_kernels.gumbel import noise
+from deepinfer_vllm.torch_kernels.winners import best_of_blocks, store_block_winners
 
 
 def resample(
@@ -52,6 +53,7 @@ def resample(
     if WATERMARK:
         raise NotImplementedError("Watermarks have no PyTorch kernel; leave --watermark-config away")
     bounds = cu_num_logits_ptr.tolist()
+    winners, maxima = resampled_local_argmax_ptr.numpy(), resampled_local_max_ptr.numpy()
     for r, step in enumerate(rejected_step_ptr.tolist()[: len(bounds) - 1]):
         row, bonus = bounds[r] + step, bounds[r] + step == bounds[r + 1] - 1
         request = int(expanded_idx_mapping_ptr[row])
@@ -74,9 +76,7 @@ def resample(
             scores = scores.astype(np.float64)
         if temperature != 0:
             scores = scores + noise([int(seed_ptr[request])], [int(pos_ptr[row])], vocab_size, USE_FP64)[0]
-        for block, start in enumerate(range(0, vocab_size, BLOCK_SIZE)):
-            best = start + int(scores[start : start + BLOCK_SIZE].argmax())
-            resampled_local_argmax_ptr[r, block], resampled_local_max_ptr[r, block] = best, float(scores[best])
+        store_block_winners(scores[None], BLOCK_SIZE, winners[r : r + 1], maxima[r : r + 1])
 
 
 def _excess(target: NDArray[np.float32], draft: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -101,11 +101,11 @@ def insert_resampled(
     PADDED_RESAMPLE_NUM_BLOCKS: int,
 ) -> None:
     """Put the token drawn by `resample` after the drafts that stand, and count it in num_sampled [R]."""
-    bounds, maxima = cu_num_logits_ptr.tolist(), resampled_local_max_ptr.numpy()
+    bounds = cu_num_logits_ptr.tolist()
+    best = best_of_blocks(resampled_local_argmax_ptr.numpy(), resampled_local_max_ptr.numpy())
     for r, stands in enumerate(num_sampled_ptr.tolist()[: len(bounds) - 1]):
         row = bounds[r] + stands
         num_sampled_ptr[r] = stands + 1
         if float(temp_ptr[int(expanded_idx_mapping_ptr[row])]) == 0 and row != bounds[r + 1] - 1:
             continue
-        block = int(np.where(np.isnan(maxima[r]), -np.inf, maxima[r]).argmax())
-        sampled_ptr[r, stands] = resampled_local_argmax_ptr[r, block]
+        sampled_ptr[r, stands] = best[r]

@@ -12,6 +12,7 @@ from deepinfer_vllm.torch_kernels.gumbel import seeds_by_step
 from deepinfer_vllm.torch_kernels.logit_sums import Distributions
 from deepinfer_vllm.torch_kernels.philox import uniform
 from deepinfer_vllm.torch_kernels.registry import by_name
+from deepinfer_vllm.torch_kernels.winners import best_of_blocks
 
 
 def gather_draft_sampled(
@@ -119,7 +120,7 @@ def rejection(
         lucky = rates and [uniform(seed, p) < np.float32(rate) for p, rate in zip(places, rates, strict=False)]
         decided = None  # the row whose sums are asked for
         if temperature == 0:
-            best = _best(target_local_max_ptr.numpy()[rows], target_local_argmax_ptr.numpy()[rows])
+            best = best_of_blocks(target_local_argmax_ptr.numpy()[rows], target_local_max_ptr.numpy()[rows])
             stands = _greedy(sampled[r], tokens, best, lucky)
         elif USE_BLOCK_VERIFICATION:
             assert cumulative_log_p_ptr is not None
@@ -136,12 +137,6 @@ def rejection(
         rejected_steps_ptr[r] = stands
         target_rejected_logsumexp_ptr[r] = 0.0 if decided is None else float(given.target_log_sum(decided))
         draft_rejected_logsumexp_ptr[r] = 0.0 if decided is None else float(given.draft_log_sum(decided))
-
-
-def _best(maxima: NDArray[np.float32], winners: NDArray[np.int64]) -> list[int]:
-    """The winner of the block with the largest maximum, for each row of [d, B]."""
-    block = np.where(np.isnan(maxima), -np.inf, maxima).argmax(-1)
-    return winners[np.arange(len(winners)), block].tolist()  # type: ignore[no-any-return]
 
 
 def _greedy(out: NDArray[np.int64], tokens: list[int], best: list[int], lucky: list[bool] | None) -> int:

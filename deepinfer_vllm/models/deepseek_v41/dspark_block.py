@@ -17,7 +17,7 @@ from deepinfer_vllm.models.deepseek_v41.attention import Attention
 from deepinfer_vllm.models.deepseek_v41.dspark_config import WINDOW_ONLY, DraftConfig
 from deepinfer_vllm.models.deepseek_v41.dspark_heads import ConfidenceHead, MarkovHead
 from deepinfer_vllm.models.deepseek_v41.layer import DecoderLayer
-from deepinfer_vllm.models.deepseek_v41.mhc import collapse
+from deepinfer_vllm.models.deepseek_v41.mhc import begin, collapse
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
@@ -102,9 +102,7 @@ class DraftBlock(nn.Module):
 
     def forward(self, embeds: torch.Tensor, step: Step) -> torch.Tensor:
         """One block a request: embeds [T, D] to hidden states [T, D] before the final norm."""
-        streams = embeds.unsqueeze(1).expand(-1, self.config.hc_mult, -1).contiguous()
-        pre = torch.zeros(streams.shape[:2], dtype=torch.float32, device=streams.device)
-        pre[:, 0] = 1.0
+        streams, pre = begin(embeds, self.config.hc_mult)
         for layer in self.mtp:
             streams, x = layer.write(streams, pre, step)
             streams, pre = layer.attend(streams, x, step)

@@ -61,6 +61,13 @@ def sinkhorn_in_torch(logits: torch.Tensor, iterations: int, eps: float) -> torc
     return comb
 
 
+def begin(embeds: torch.Tensor, streams: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(streams [T, M, D], all the embeddings [T, D]; pre [T, M] float32, which takes the first) before any layer."""
+    pre = torch.zeros(len(embeds), streams, dtype=torch.float32, device=embeds.device)
+    pre[:, 0] = 1.0
+    return embeds.unsqueeze(1).expand(-1, streams, -1).contiguous(), pre
+
+
 def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """Weighted sum of the streams [T, M, D] -> [T, D], rounded to their dtype."""
     return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)

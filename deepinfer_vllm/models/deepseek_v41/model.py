@@ -21,7 +21,7 @@ from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.dspark_config import DraftConfig
 from deepinfer_vllm.models.deepseek_v41.engram import Engram
 from deepinfer_vllm.models.deepseek_v41.layer import DecoderLayer
-from deepinfer_vllm.models.deepseek_v41.mhc import collapse
+from deepinfer_vllm.models.deepseek_v41.mhc import begin, collapse
 from deepinfer_vllm.models.deepseek_v41.moe import MoE
 from deepinfer_vllm.models.deepseek_v41.ngram_history import NgramHistory
 from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
@@ -193,9 +193,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
             if ids is None:
                 raise ValueError("DeepSeek-V4.1 with Engram hashes token ids: prompt embeddings cannot be served")
             step.engram_rows = self.history(ids, step)
-        streams = embeds.unsqueeze(1).expand(-1, self.config.hc_mult, -1).contiguous()
-        pre = torch.zeros(streams.shape[:2], dtype=torch.float32, device=streams.device)
-        pre[:, 0] = 1.0
+        streams, pre = begin(embeds, self.config.hc_mult)
         kept: torch.Tensor | None = None
         for layer_id, layer in enumerate(self.layers):
             if aux is not None and layer_id in self.aux_layers:

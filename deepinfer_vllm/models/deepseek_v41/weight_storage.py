@@ -8,9 +8,8 @@
 | bf16, fp32 | that dtype | that dtype |
 
 Products are taken in the model's dtype; in float32 where the held dtype is wider, and of packed weights on a CPU that
-has no bf16 instructions. What the published format
-leaves plain (embedding, head, norms, router, compressors, index keys) is not touched by this, nor are Engram's tables,
-which stay in their file.
+has no bf16 instructions. What the published format leaves plain (embedding, head, norms, router, compressors, index
+keys) is not touched by this, nor are Engram's tables, which stay in their file.
 """
 
 import re
