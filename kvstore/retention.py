@@ -1,0 +1,121 @@
+"""How long blocks are kept: classes of time to live, and watermarks of fill.
+
+A block carries its time to live itself, as the byte `ttl_class` of its entry and header. The larger of two such numbers
+lives longer, so "the longest-lived of its users" is a maximum, and processes that were given other classes, or other
+times for them, agree on every block. New times hold for blocks stored or touched since.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal
+
+from deepinfer_kvstore.errors import StoreConfigError
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+NEVER = 255
+"""The number of blocks that leave only for want of space."""
+
+_LIFETIMES = (
+    3 * DAY,  # 0: no class was told
+    *range(1, MINUTE),
+    *range(MINUTE, HOUR, MINUTE),
+    *range(HOUR, 2 * DAY, HOUR),
+    *range(2 * DAY, 91 * DAY, DAY),
+)  # 255 of them, increasing from 1 on
+_UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}
+
+
+def ttl_number(seconds: int | None) -> int:
+    """The number for a time to live; the next longer one that there is: seconds, minutes, hours, then days.
+
+    Raises:
+        StoreConfigError: not 1 second to 90 days. None is no limit.
+    """
+    if seconds is None:
+        return NEVER
+    if not 1 <= seconds <= _LIFETIMES[-1]:
+        raise StoreConfigError(f"time to live of {seconds} s: 1s to 90d, or none for no limit")
+    return bisect_left(_LIFETIMES, seconds, 1)
+
+
+def ttl_seconds(number: int) -> int | None:
+    """The time to live, from the last use, of blocks whose `ttl_class` is `number` (0 to 255)."""
+    return None if number == NEVER else _LIFETIMES[number]
+
+
+def parse_ttl(text: str) -> dict[str, int | None]:
+    """Classes as on a command line: `agent=3d,chat=7d,batch=12h,keep=none`, in seconds.
+
+    Raises:
+        StoreConfigError: another form.
+    """
+    classes: dict[str, int | None] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"([\w.-]+)=(?:([0-9]{1,9})([smhd])|none)", part.strip())
+        if match is None:
+            raise StoreConfigError(
+                f"time to live {part.strip()!r}: name=number and s, m, h or d, as in agent=3d, or name=none"
+            )
+        name, count, unit = match.groups()
+        classes[name] = None if count is None else int(count) * _UNITS[unit]
+    return classes
+
+
+DEFAULT_TTL: Mapping[str, int | None] = MappingProxyType({"agent": 3 * DAY, "chat": 7 * DAY, "none": None})
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What the store keeps. Fills are fractions of the capacity, and of the file system that the root is on.
+
+    Raises:
+        StoreConfigError: marks out of order, a time out of range, an unknown default class.
+    """
+
+    ttl: Mapping[str, int | None] = field(default_factory=dict)
+    """Seconds since the last use, by class; None is no limit. Adds to `DEFAULT_TTL`, or changes it."""
+    default_class: str = "agent"
+    """The class of requests that name none, or one that does not exist."""
+    high: float = 0.85
+    """Collection begins above this fill,"""
+    low: float = 0.80
+    """and ends at this one."""
+    hard: float = 0.95
+    """Nothing is stored above this fill. 3FS itself refuses new chunks at 0.98."""
+    expired_per_hour: float = 1 / 24
+    """At most this part of the capacity leaves for its age in an hour, so that a clock which jumped, in
+    either direction, cannot empty the store before somebody has seen it. Want of space is not held up by it."""
+    reclaim: Literal["reuse", "punch"] = "reuse"
+    """Whether freed slots keep their storage until they are written again."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high < self.hard <= 0.98:
+            raise StoreConfigError(
+                f"watermarks low {self.low}, high {self.high}, hard {self.hard}: must be 0 < low < high < hard <= 0.98"
+            )
+        if not self.expired_per_hour > 0:
+            raise StoreConfigError(f"expired_per_hour is {self.expired_per_hour}: must be above 0")
+        if self.reclaim not in ("reuse", "punch"):
+            raise StoreConfigError(f"reclaim is {self.reclaim!r}: must be 'reuse' or 'punch'")
+        self.number(self.default_class)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """Numbers by class. A client's request for another class gets `default_class`, and is counted."""
+        return {name: ttl_number(seconds) for name, seconds in {**DEFAULT_TTL, **self.ttl}.items()}
+
+    def number(self, ttl_class: str) -> int:
+        """The number of a class that a configuration names.
+
+        Raises:
+            StoreConfigError: there is no such class.
+        """
+        if ttl_class not in self.numbers:
+            raise StoreConfigError(
+                f"class {ttl_class!r} has no time to live: one of {sorted(self.numbers)}, or name it with --ttl"
+            )
+        return self.numbers[ttl_class]

@@ -1,0 +1,71 @@
+"""Classes of time to live and watermarks."""
+
+import pytest
+
+from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.retention import DAY, NEVER, Retention, parse_ttl, ttl_number, ttl_seconds
+
+
+def test_known_classes_live_exactly_as_long_as_promised() -> None:
+    retention = Retention()
+    assert ttl_seconds(retention.number("agent")) == 3 * DAY
+    assert ttl_seconds(retention.number("chat")) == 7 * DAY
+    assert ttl_seconds(retention.number("none")) is None
+    assert ttl_seconds(0) == 3 * DAY
+
+
+def test_every_number_has_one_time_and_longer_times_have_larger_numbers() -> None:
+    times = [ttl_seconds(number) for number in range(1, NEVER)]
+    assert times == sorted(set(times), key=lambda seconds: seconds or 0)
+    assert [ttl_number(seconds) for seconds in times] == list(range(1, NEVER))
+    assert ttl_seconds(NEVER) is None and ttl_number(None) == NEVER
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"), [(1, 1), (59, 59), (61, 120), (3601, 7200), (47 * 3600, 47 * 3600), (2 * DAY + 1, 3 * DAY)]
+)
+def test_a_time_between_two_numbers_is_kept_for_the_longer(asked: int, kept: int) -> None:
+    assert ttl_seconds(ttl_number(asked)) == kept
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 90 * DAY + 1])
+def test_times_out_of_range_are_refused(seconds: int) -> None:
+    with pytest.raises(StoreConfigError, match="1s to 90d"):
+        ttl_number(seconds)
+
+
+def test_classes_from_a_command_line() -> None:
+    classes = parse_ttl("agent=1h, chat=14d,batch=90s,keep=none,soon=5m")
+    assert classes == {"agent": 3600, "chat": 14 * DAY, "batch": 90, "keep": None, "soon": 300}
+    retention = Retention(ttl=classes, default_class="batch")
+    assert ttl_seconds(retention.number("agent")) == 3600
+    assert ttl_seconds(retention.number("batch")) == 120
+    assert retention.number("keep") == NEVER
+    assert "none" in retention.numbers and "agents" not in retention.numbers
+
+
+@pytest.mark.parametrize(
+    "text", ["", "agent", "agent=", "agent=3", "agent=3w", "agent=-1d", "=3d", "agent=3d,,chat=1d"]
+)
+def test_other_forms_are_refused_with_the_form(text: str) -> None:
+    with pytest.raises(StoreConfigError, match="agent=3d"):
+        parse_ttl(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"low": 0.9}, "low 0.9"),
+        ({"high": 0.99}, "high 0.99"),
+        ({"hard": 0.99}, "hard 0.99"),
+        ({"low": 0.0}, "low 0.0"),
+        ({"low": float("nan")}, "low nan"),
+        ({"expired_per_hour": 0.0}, "expired_per_hour is 0.0"),
+        ({"reclaim": "shred"}, "'shred'"),
+        ({"default_class": "chats"}, "'chats'"),
+        ({"ttl": {"agent": 0}}, "time to live of 0 s"),
+    ],
+)
+def test_what_cannot_be_kept_to_is_refused_at_once(options: dict[str, object], said: str) -> None:
+    with pytest.raises(StoreConfigError, match=said):
+        Retention(**options)  # type: ignore[arg-type]
