@@ -40,7 +40,7 @@ def test_what_stands_in_the_way_is_said_once(obstacle: str, tmp_path: Path, monk
         monkeypatch.setenv("CC", "false")
     elif obstacle == "no home":
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(module.Path, "home", lambda: Path("~a-user-of-no-name").expanduser())  # raises
+        monkeypatch.setattr(module.native.Path, "home", lambda: Path("~a-user-of-no-name").expanduser())  # raises
     elif obstacle == "no room":
         (tmp_path / "deepinfer_vllm").write_text("")
     else:
@@ -67,7 +67,7 @@ def test_a_compiler_that_refuses_is_quoted(tmp_path: Path) -> None:
 def test_a_compiler_that_knows_no_levels_of_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As GCC 11 of long-lived distributions. It is asked for single instructions instead."""
     old = tmp_path / "old-cc"
-    old.write_text(f'#!/bin/sh\nexec {module.compiler()} -U__GNUC__ -D__GNUC__=11 "$@"\n')
+    old.write_text(f'#!/bin/sh\nexec {module.native.compiler()} -U__GNUC__ -D__GNUC__=11 "$@"\n')
     old.chmod(0o755)
     library = ctypes.CDLL(str(module.build(tmp_path, str(old))))
     x, weight, out = normal(1, 2, 70), normal(2, 5, 70), torch.empty(2, 5)

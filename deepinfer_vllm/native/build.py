@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
+from deepinfer_kvstore import native
 from deepinfer_vllm import envs
 
 SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-c")
-TIMEOUT_SECONDS = 60
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp")
 ARGUMENTS = {
     "sinkhorn": [*[ctypes.c_void_p] * 2, *[ctypes.c_long] * 3, ctypes.c_float],
     "few_rows": [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3],
@@ -41,8 +35,8 @@ def kernels() -> ctypes.CDLL | None:
     import torch  # noqa: F401  # with it comes OpenMP
 
     try:
-        library = ctypes.CDLL(str(build(_cache_directory(), compiler())))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home
+        library = ctypes.CDLL(str(build(native.cache_directory("deepinfer_vllm"), native.compiler())))
+    except native.ERRORS as error:
         logger.info("No compiled kernels, PyTorch does their work: %s", error)
         return None
     for name, types in ARGUMENTS.items():
@@ -51,35 +45,6 @@ def kernels() -> ctypes.CDLL | None:
     return library
 
 
-def compiler() -> str:
-    """The C compiler: `CC`, cc, gcc or clang. Raises FileNotFoundError."""
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        if name and (path := shutil.which(name)):
-            return path
-    raise FileNotFoundError("no C compiler (CC, cc, gcc, clang) on the path")
-
-
 def build(cache: Path, cc: str) -> Path:
     """The library in `cache`, compiled if this source is not there yet. Raises OSError, SubprocessError."""
-    key = hashlib.sha256("\0".join((SOURCE.read_text(), *FLAGS, platform.machine())).encode()).hexdigest()
-    library = cache / f"kernels-{key[:16]}.so"
-    if library.is_file():
-        return library
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        compiled, built = Path(scratch) / "kernels.o", Path(scratch) / library.name
-        _run(cc, *FLAGS, str(SOURCE), "-o", str(compiled))
-        _run(cc, "-shared", str(compiled), "-o", str(built), "-lm")
-        os.replace(built, library)  # whole or not at all, whoever builds at the same time
-    return library
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
-    if done.returncode:
-        lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
-        raise OSError(f"{command[0]} failed: {next((line for line in lines if 'error' in line), lines[-1])}")
-
-
-def _cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepinfer_vllm"
+    return native.build(SOURCE, FLAGS, ("-lm",), cache, cc)
