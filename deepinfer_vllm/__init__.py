@@ -10,7 +10,9 @@ __version__ = "0.1.0"
 def register() -> None:
     """Register everything this plugin adds to vLLM. Re-entrant; called by vLLM once or more in every process."""
     from deepinfer_vllm import compat
+    from deepinfer_vllm.kv_connector import register_connector
     from deepinfer_vllm.models import register_models
 
     register_models()
+    register_connector()
     compat.provide_torch_kernels()

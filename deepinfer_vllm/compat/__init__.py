@@ -8,9 +8,11 @@
 | `hook_seeded_sampling` | 0.32, 0.33, runner V1 | CPU generators have no offset to rewind by | vLLM needs none |
 | `provide_torch_kernels` | 0.32 (refusal), 0.33 | V2 needs Triton, which CPUs have not | vLLM's V2 runs there |
 | `add_cpu_collectives` | 0.32, 0.33, CPU | its communicator cannot gather or scatter unequal parts | vLLM's can |
+| `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 """
 
+from deepinfer_vllm.compat.connector_config import hook_connector_config
 from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
 from deepinfer_vllm.compat.image_errors import blame_the_sender
 from deepinfer_vllm.compat.model_config import hook_model_config
@@ -23,6 +25,7 @@ __all__ = [
     "BATCH_FACTS",
     "add_cpu_collectives",
     "blame_the_sender",
+    "hook_connector_config",
     "hook_model_config",
     "hook_runner",
     "hook_seeded_sampling",

@@ -1,0 +1,49 @@
+"""The connector: vLLM's offloading through host memory, with the store below it."""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+from deepinfer_vllm.kv_connector.config import ConnectorConfig
+from deepinfer_vllm.kv_connector.manager import refused
+from deepinfer_vllm.kv_connector.settle import settle
+from deepinfer_vllm.kv_connector.transfers import StoreConnectorWorker, TransferReport
+
+
+class DeepInfer3FSConnector(OffloadingConnector):
+    """One object in the scheduler's process, one in each rank's."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        settle(vllm_config)
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._failed_jobs: set[int] = set()
+        if self.connector_worker is not None:
+            self.connector_worker = StoreConnectorWorker(self.connector_worker.spec, vllm_config, kv_cache_config)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """A rank's finished transfers, with the requests that must be computed because their load failed."""
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving, self.connector_worker.failed_loads = self.connector_worker.failed_loads, set()
+        return results
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Tell the manager which copies failed, before vLLM completes their jobs."""
+        report = connector_output.kv_connector_worker_meta
+        for job_id in report.failed_jobs if isinstance(report, TransferReport) else ():
+            if (job := self.scheduler._jobs.get(job_id)) is None:
+                continue  # from before a reset of the cache
+            if job.is_store:
+                self.scheduler.manager.fail_store(job.keys)
+            else:
+                refused(self.scheduler._req_status[job.req_id].req_context).update(job.keys)
+        super().update_connector_output(connector_output)
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, *args: Any) -> KVConnectorPromMetrics:
+        """The API server's side of the metrics; see vLLM."""
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        ConnectorConfig.parse(extra).complete(extra)
+        return super().build_prom_metrics(vllm_config, *args)

@@ -1,0 +1,115 @@
+"""The connector's configuration: one line for what is wrong, and what vLLM is told."""
+
+from typing import Any
+
+import pytest
+
+from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_vllm.kv_connector import CONNECTOR
+from deepinfer_vllm.kv_connector.config import ConnectorConfig
+
+GOOD = {"root": "/mnt/3fs/kv", "capacity_bytes": 1 << 40}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"capacity": 5}, "'capacity' is unknown: one of blocks_per_chunk, capacity_bytes, "),
+        ({"root": None}, "'root' is None: input should be a valid string"),
+        ({"capacity_bytes": 0}, "'capacity_bytes' is 0: input should be greater than 0"),
+        ({"capacity_bytes": "many"}, "'capacity_bytes' is 'many': "),
+        ({"cpu_bytes_to_use": -1}, "'cpu_bytes_to_use' is -1: "),
+        ({"sync_load_budget_bytes": 1}, "'sync_load_budget_bytes' is unknown"),
+    ],
+)
+def test_a_wrong_value_is_one_line(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(StoreConfigError) as raised:
+        ConnectorConfig.parse(GOOD | change)
+    message = str(raised.value)
+    assert message.startswith("kv_connector_extra_config: ") and complaint in message and "\n" not in message
+
+
+def test_each_missing_name_is_told() -> None:
+    with pytest.raises(StoreConfigError, match="'root' is missing; 'capacity_bytes' is missing"):
+        ConnectorConfig.parse({})
+
+
+def test_completing_is_idempotent() -> None:
+    extra: dict[str, Any] = dict(GOOD)
+    config = ConnectorConfig.parse(extra)
+    config.complete(extra)
+    assert extra["spec_name"] == "StoreOffloadingSpec" and extra["offload_prompt_only"] is False
+    once = dict(extra)
+    again = ConnectorConfig.parse(extra)
+    again.complete(extra)
+    assert extra == once and again == config
+
+
+def config_with(kv_transfer: dict[str, Any], **engine: Any) -> Any:
+    """vLLM's whole configuration, as an engine makes it before it loads anything."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(model=engine.pop("model"), kv_transfer_config=kv_transfer, **engine).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from engine.llama import write_llama
+
+    return str(write_llama(tmp_path_factory.mktemp("model") / "llama"))
+
+
+def ours(**extra: Any) -> dict[str, Any]:
+    return {"kv_connector": CONNECTOR, "kv_role": "kv_both", "kv_connector_extra_config": GOOD | extra}
+
+
+def test_hash_and_failure_policy_are_set(llama: str) -> None:
+    config = config_with(ours(), model=llama)
+    assert config.cache_config.prefix_caching_hash_algo == "sha256_cbor"
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    inside = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    inside["kv_connector_extra_config"] = {"connectors": [ours()]}
+    config = config_with(inside, model=llama)
+    assert config.cache_config.prefix_caching_hash_algo == "sha256_cbor"
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+
+
+def test_an_engine_without_the_connector_is_left_alone(llama: str) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    config = EngineArgs(model=llama).create_engine_config()
+    assert config.cache_config.prefix_caching_hash_algo == "sha256"
+
+
+def test_contrary_values_are_refused(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ValueError, match="--prefix-caching-hash-algo is 'xxhash', .* needs 'sha256_cbor': leave it out"
+    ):
+        config_with(ours(), model=llama, prefix_caching_hash_algo="xxhash")
+    monkeypatch.setattr("sys.argv", ["vllm", "serve", "--prefix-caching-hash-algo", "sha256"])
+    with pytest.raises(ValueError, match="--prefix-caching-hash-algo is 'sha256'"):
+        config_with(ours(), model=llama, prefix_caching_hash_algo="sha256")
+    monkeypatch.setattr("sys.argv", ["vllm", "serve", "--kv-transfer-config", '{"kv_load_failure_policy": "fail"}'])
+    with pytest.raises(ValueError, match="kv_load_failure_policy is 'fail'"):
+        config_with(ours() | {"kv_load_failure_policy": "fail"}, model=llama)
+    config_with(ours() | {"kv_load_failure_policy": "recompute"}, model=llama)
+
+
+def test_more_memory_than_there_is_is_refused(llama: str) -> None:
+    """UCM#1282"""
+    with pytest.raises(ValueError, match=r"cpu_bytes_to_use is 1\d+, /dev/shm holds \d+ bytes: less, or a larger one"):
+        config_with(ours(cpu_bytes_to_use=1 << 60), model=llama)
+
+
+def test_ranks_on_several_hosts_are_refused() -> None:
+    """vllm#54415: shared memory assumes one host."""
+    from types import SimpleNamespace
+
+    from deepinfer_vllm.kv_connector.settle import _check_parallel
+
+    one = SimpleNamespace(nnodes_within_dp=1, distributed_executor_backend="mp", world_size=2)
+    _check_parallel(one)
+    with pytest.raises(StoreConfigError, match="these are on 2 hosts"):
+        _check_parallel(SimpleNamespace(**vars(one) | {"nnodes_within_dp": 2}))
+    with pytest.raises(StoreConfigError, match="Ray may place its 2 on several hosts"):
+        _check_parallel(SimpleNamespace(**vars(one) | {"distributed_executor_backend": "ray"}))
