@@ -16,6 +16,8 @@ from deepinfer_vllm.kv_connector.transfers import StoreConnectorWorker, Transfer
 class DeepInfer3FSConnector(OffloadingConnector):
     """One object in the scheduler's process, one in each rank's."""
 
+    connector_worker: Any
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         settle(vllm_config)
         super().__init__(vllm_config, role, kv_cache_config)

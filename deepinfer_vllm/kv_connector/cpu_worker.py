@@ -135,4 +135,5 @@ def _rows(tensor: torch.Tensor, row_bytes: int) -> Rows:
     """The memory of `tensor`, [rows, row_bytes] int8, which may be strided."""
     rows = tensor.view(torch.int8)
     assert rows.device.type == "cpu" and rows.shape[1] == row_bytes
-    return rows.numpy()
+    memory: Rows = rows.numpy()
+    return memory

@@ -13,7 +13,8 @@ class Refused(set[OffloadKey]):
 
 def refused(request: ReqContext) -> Refused:
     """The request's refused keys."""
-    if (keys := request.get_state(Refused)) is None:
+    keys: Refused | None = request.get_state(Refused)
+    if keys is None:
         request.set_state(keys := Refused())
     return keys
 

@@ -20,6 +20,9 @@ from deepinfer_vllm.kv_connector.shared_region import (
 class StoreOffloadingSpec(TieringOffloadingSpec):
     """One object in each process of an engine; the scheduler's makes the manager, a rank's the worker."""
 
+    _worker: OffloadingWorker | None
+    _manager: OffloadingManager | None
+
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self._engine_id = OURS + config.engine_id

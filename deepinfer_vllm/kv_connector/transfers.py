@@ -42,6 +42,8 @@ class FailuresAside:
 class StoreConnectorWorker(OffloadingConnectorWorker):
     """A rank's side. `failed_loads`: requests whose load has ended in failure since this was last taken."""
 
+    worker: Any
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.failed_loads: set[str] = set()
@@ -54,7 +56,7 @@ class StoreConnectorWorker(OffloadingConnectorWorker):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """vLLM's."""
         loading = dict(self._load_jobs)
-        finished = super().get_finished(finished_req_ids)
+        finished: tuple[set[str], set[str]] = super().get_finished(finished_req_ids)
         failed, self.worker.failed = self.worker.failed, set()
         self._failed_jobs |= failed
         self.failed_loads.update(loading[job] for job in failed if job in loading)

@@ -97,7 +97,7 @@ def test_contrary_values_are_refused(llama: str, monkeypatch: pytest.MonkeyPatch
 
 def test_more_memory_than_there_is_is_refused(llama: str) -> None:
     """UCM#1282"""
-    with pytest.raises(ValueError, match=r"cpu_bytes_to_use is 1\d+, /dev/shm holds \d+ bytes: less, or a larger one"):
+    with pytest.raises(ValueError, match=r"cpu_bytes_to_use is 1\d+, /dev/shm holds \d+ bytes: less, or enlarge it"):
         config_with(ours(cpu_bytes_to_use=1 << 60), model=llama)
 
 
