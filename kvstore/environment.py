@@ -1,0 +1,288 @@
+"""The LMDB environment of an index: opened once a process, trusted only where it may be, grown and replaced in place.
+
+LMDB runs without fsync. A crashed process costs nothing; after a crash of the system the file may be anything. So it is
+trusted only if this boot wrote all of it, or if `clean` says that it was flushed and nobody wrote since.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Condition, Lock
+from typing import Any, ClassVar
+
+import lmdb
+
+from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.network_fs import require_local
+
+INDEX_FORMAT = 1
+"""Another number is an index of another version: it is rebuilt from the journals."""
+MAP_BYTES = 1 << 30
+"""Address space to begin with. It doubles when full; the file is only as large as what is in it."""
+DATABASES = (b"keys", b"rivals", b"slots", b"queue", b"watched", b"totals", b"journals")
+READERS = 1024
+"""Threads of all processes that may read at one moment."""
+
+
+def boot_id() -> str:
+    """Names this run of the operating system; "" where it has no name, and then nothing survives a process."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Environment:
+    """One LMDB environment of this process, shared by all who open its path. Thread-safe. Not for forked children.
+
+    `lmdb.Error` comes out of `read` and `write` as it is: what to make of it is the index's business.
+    """
+
+    _shared: ClassVar[dict[Path, "Environment"]] = {}
+    _sharing: ClassVar[Lock] = Lock()
+
+    @classmethod
+    def share(cls, path: Path, identity: dict[str, str], map_bytes: int, boot: Callable[[], str]) -> "Environment":
+        """The environment in directory `path`; made, or made anew where it cannot be trusted. Pair with `release`.
+
+        Raises:
+            StoreConfigError: `path` is on a network file system, cannot be written, or its `identity` is another.
+        """
+        path = Path(os.path.realpath(path))
+        with cls._sharing:
+            found = cls._shared.get(path)
+            if found is None:
+                found = cls._shared[path] = cls(path, identity, map_bytes, boot)
+            elif not found.usable:
+                raise StoreConfigError(
+                    f"index {path} was open when this process was forked: open stores after the fork"
+                )
+            elif found.identity != identity:
+                raise _other_owner(path, found.identity, identity)
+            found._users += 1
+            return found
+
+    def __init__(self, path: Path, identity: dict[str, str], map_bytes: int, boot: Callable[[], str]) -> None:
+        """See `share`."""
+        self.path = path
+        self.identity = identity
+        self._process = os.getpid()
+        self.databases: dict[bytes, Any] = {}
+        self.incarnation = 0
+        """Counts the files that this object has had open: what was read from an earlier one says nothing now."""
+        self._boot = boot
+        self._map_bytes = map_bytes
+        self._users = 0
+        self._readers = 0
+        self._changed = Condition()
+        self._writing = Lock()
+        self._inode = (0, 0)
+        require_local(path)
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._alone():
+                self._open()
+        except OSError as error:
+            raise StoreConfigError(
+                f"index directory {path}: {error.strerror}: set index_dir to a writable directory on a local disk"
+            ) from error
+        except lmdb.Error as error:
+            raise StoreConfigError(f"index directory {path}: {error}: set index_dir to another directory") from error
+
+    def release(self) -> None:
+        """Close the environment when its last user in this process has released it."""
+        with self._sharing:
+            self._users -= 1
+            if self._users or not self.usable:
+                return
+            del self._shared[self.path]
+            self._mark_clean()
+            with self._exclusive():
+                self._lmdb.close()
+
+    @property
+    def usable(self) -> bool:
+        """Whether this is the process that opened it."""
+        return self._process == os.getpid()
+
+    @contextmanager
+    def read(self, database: bytes) -> Iterator[Any]:
+        """A snapshot of one database. Keep it short: pages freed since are not used again until it ends."""
+        if not self.usable:
+            raise lmdb.Error("the index was opened before this process was forked")
+        with self._changed:
+            self._readers += 1
+        try:
+            try:
+                transaction = self._lmdb.begin(self.databases[database])
+            except lmdb.ReadersFullError:  # by processes that were killed, most likely
+                self._lmdb.reader_check()
+                transaction = self._lmdb.begin(self.databases[database])
+            with transaction:
+                yield transaction
+        finally:
+            with self._changed:
+                self._readers -= 1
+                if not self._readers:
+                    self._changed.notify_all()
+
+    def write(self, change: Callable[[Any], None]) -> None:
+        """Run `change(transaction)` and commit; once more with a larger map where this one is full."""
+        if not self.usable:
+            raise lmdb.Error("the index was opened before this process was forked")
+        with self._writing:
+            while True:
+                try:
+                    with self._lmdb.begin(write=True) as transaction:
+                        self._unmark_clean()
+                        change(transaction)
+                    return
+                except lmdb.MapFullError:
+                    self._lmdb.reader_check()
+                    with self._exclusive():
+                        self._map_bytes = 2 * self._lmdb.info()["map_size"]
+                        self._lmdb.set_mapsize(self._map_bytes)
+                except lmdb.MapResizedError:
+                    self._adopt_size()
+
+    def last_transaction(self) -> tuple[int, int]:
+        """Changes whenever anyone commits, or the file is replaced. About a microsecond."""
+        return self.incarnation, self._lmdb.info()["last_txnid"]
+
+    def replaced(self) -> bool:
+        """Whether the path no longer leads to the file that is open: removed, or replaced by another process."""
+        return _inode(self.path) != self._inode
+
+    def reopen(self, *, discard: bool) -> None:
+        """Open what the path leads to now. With `discard`, begin with an empty one unless another process just has.
+
+        Raises:
+            lmdb.Error, OSError: it cannot be opened. Nothing is readable then, until a later call succeeds.
+        """
+        with self._writing, self._alone(), self._exclusive():
+            self._lmdb.close()
+            if discard and _inode(self.path) == self._inode:
+                self._discard()
+            self._open()
+
+    def follow_size(self) -> None:
+        """Map what another process has grown the file to: for readers that met `lmdb.MapResizedError`."""
+        with self._writing:
+            self._adopt_size()
+
+    def _adopt_size(self) -> None:
+        with self._exclusive():
+            self._lmdb.set_mapsize(0)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Wait until no thread of this process reads, and keep them out."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._readers)
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from opening or discarding at the same time."""
+        lock = os.open(self.path / "open.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _open(self) -> None:
+        if not self._trusted():
+            self._discard()
+        try:
+            self._attach()
+        except (lmdb.Error, OSError):
+            self._discard()
+            self._attach()
+        text = json.dumps({"format": INDEX_FORMAT, "boot": self._boot(), **self.identity}, indent=2) + "\n"
+        if _read(self.path / "identity.json") != text:
+            temporary = self.path / f"identity.json.{os.getpid()}"
+            temporary.write_text(text)
+            temporary.replace(self.path / "identity.json")
+
+    def _attach(self) -> None:
+        self._lmdb = lmdb.open(
+            str(self.path), map_size=self._map_bytes, max_dbs=len(DATABASES), max_readers=READERS, mode=0o600,
+            sync=False, metasync=False, readahead=False,
+        )  # fmt: skip
+        try:
+            self._lmdb.reader_check()
+            pages, page_bytes = self._lmdb.info()["last_pgno"] + 1, self._lmdb.stat()["psize"]
+            # Reading a page beyond the file's end would kill the process.
+            if (self.path / "data.mdb").stat().st_size < pages * page_bytes:
+                raise lmdb.CorruptedError("the file is shorter than its pages")
+            self.databases = {name: self._lmdb.open_db(name) for name in DATABASES}
+            self._inode = _inode(self.path)
+            self.incarnation += 1
+        except BaseException:
+            self._lmdb.close()
+            raise
+
+    def _trusted(self) -> bool:
+        """Whether what lies at the path is ours and whole.
+
+        Raises:
+            StoreConfigError: it is somebody else's.
+        """
+        try:
+            found = json.loads(_read(self.path / "identity.json") or "null")
+            if not isinstance(found, dict) or found.pop("format", None) != INDEX_FORMAT:
+                return False
+        except ValueError:
+            return False
+        boot = found.pop("boot", "")
+        if found != self.identity:
+            raise _other_owner(self.path, found, self.identity)
+        return (boot != "" and boot == self._boot()) or (self.path / "clean").exists()
+
+    def _discard(self) -> None:
+        for name in ("clean", "data.mdb", "lock.mdb"):
+            with suppress(FileNotFoundError):
+                (self.path / name).unlink()
+
+    def _mark_clean(self) -> None:
+        """Flush, and say so. Inside a write transaction, so that nobody can write between the two."""
+        with suppress(lmdb.Error, OSError), self._lmdb.begin(write=True):
+            self._lmdb.sync(True)
+            if not self.replaced():
+                (self.path / "clean").touch()
+
+    def _unmark_clean(self) -> None:
+        try:
+            (self.path / "clean").unlink()
+        except FileNotFoundError:
+            return
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    try:
+        found = os.stat(path / "data.mdb")
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _other_owner(path: Path, found: object, wanted: object) -> StoreConfigError:
+    return StoreConfigError(
+        f"index directory {path} belongs to {found}, not to {wanted}: remove it or set index_dir to another"
+    )
