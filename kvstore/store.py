@@ -1,0 +1,358 @@
+"""The store: blocks of one namespace by key, in slabs below a directory that any number of processes share."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+
+from deepinfer_kvstore.backend import Backend
+from deepinfer_kvstore.breaker import Breaker
+from deepinfer_kvstore.descriptor import Descriptor
+from deepinfer_kvstore.entry import Entry
+from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.geometry import Geometry
+from deepinfer_kvstore.header import Flaw, Seal
+from deepinfer_kvstore.holdings import Holdings
+from deepinfer_kvstore.index import Applied, Index
+from deepinfer_kvstore.io import IoThreads
+from deepinfer_kvstore.journal import JournalSet, Op, Record
+from deepinfer_kvstore.keys import Key
+from deepinfer_kvstore.loads import Loads, Wanted
+from deepinfer_kvstore.network_fs import file_system_type, is_network
+from deepinfer_kvstore.opening import Places, default_index_dir, open_backend, prepare
+from deepinfer_kvstore.options import StoreOptions
+from deepinfer_kvstore.publisher import Publication, Publisher
+from deepinfer_kvstore.slabs import OpenSlabs
+from deepinfer_kvstore.stats import Counters, Drop, Miss, Stats
+from deepinfer_kvstore.stores import Labels, Put, Stores
+from deepinfer_kvstore.suspects import Suspects
+from deepinfer_kvstore.tenants import tenant_tag
+from deepinfer_kvstore.transfer import Transfer
+from deepinfer_kvstore.writer import Claims
+
+__all__ = ["Put", "Store"]
+
+SUSPECT_SECONDS = 60.0
+"""A block that could not be read is not promised again for so long."""
+MAX_TOUCHES = 1 << 20
+"""Touches kept in memory; of more, the later ones are lost."""
+
+_log = logging.getLogger(__name__)
+
+
+def wall_ms() -> int:
+    """Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Store:
+    """One process's access to a namespace. Thread-safe. Not for forked children.
+
+    After `open` nothing raises for what disks, networks or other writers do: a block is there, or it is a miss. Only
+    `close` and `sync` wait for the root.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        root: Path | str,
+        descriptor: Descriptor,
+        options: StoreOptions = StoreOptions(),  # noqa: B008, frozen
+        *,
+        backend: Backend | None = None,
+        clock_ms: Callable[[], int] = wall_ms,
+    ) -> "Store":
+        """Open the namespace of `descriptor` below directory `root`, making it where it is not there yet.
+
+        `backend` takes the place of the one that the options name. `clock_ms` is Unix time.
+
+        Raises:
+            StoreConfigError: root, descriptor or options cannot work; one line with the remedy.
+        """
+        places, geometry = prepare(Path(root), descriptor, options)
+        index_dir = options.index_dir or default_index_dir(Path(root))
+        index = Index.open(index_dir / descriptor.directory, descriptor.digest(), root=str(Path(root).resolve()))
+        try:
+            backend = backend or open_backend(places, geometry, options)
+            return cls(places, descriptor, options, geometry, index, backend, clock_ms)
+        except OSError as error:
+            index.close()
+            raise StoreConfigError(f"root {root} cannot be used ({error}): check owner, mount and space") from error
+        except BaseException:
+            index.close()
+            raise
+
+    def __init__(
+        self,
+        places: Places,
+        descriptor: Descriptor,
+        options: StoreOptions,
+        geometry: Geometry,
+        index: Index,
+        backend: Backend,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        """Use `open`."""
+        self.descriptor = descriptor
+        self.options = options
+        self.index = index
+        self._backend = backend
+        self._clock_ms = clock_ms
+        self._geometry = geometry
+        self._journals = JournalSet([places.journals], descriptor.digest())
+        self._claims = Claims(
+            places.writers,
+            [places.journals],
+            descriptor.digest(),
+            geometry,
+            lease_s=options.lease_s,
+            shared=is_network(file_system_type(places.root)),
+        )
+        self._holdings: Holdings | None = None
+        if options.read_only:
+            index.sync(self._journals)
+        else:
+            self._holdings = self._take_up()
+        self._counters = Counters()
+        self._suspects = Suspects(SUSPECT_SECONDS)
+        self._touched: dict[Key, tuple[int, int]] = {}
+        self._touch_lock = Lock()
+        self._next_touch = self._next_beat = time.monotonic()
+        self._is_full = False
+        self._closed = False
+        self._slabs = OpenSlabs(backend)
+        self._load_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
+        self._store_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
+        self._publisher = Publisher(self._append, self._fold, self._each_round, options.sync_interval_s)
+        self._threads = IoThreads(options.io_threads, max(options.run_bytes, geometry.slot_bytes))
+        seal = Seal(descriptor.digest(), options.secret)
+        self._loads = Loads(
+            self._threads, self._slabs, seal, self._counters, self._load_breaker, self._bad,
+            slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes, io_threads=options.io_threads,
+        )  # fmt: skip
+        self._stores = Stores(
+            self._threads, self._slabs, seal, self._counters, self._store_breaker, self._publisher, self._held,
+            slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes, io_threads=options.io_threads,
+            max_inflight_bytes=options.max_inflight_bytes, fsync=options.fsync,
+        )  # fmt: skip
+
+    @property
+    def writer(self) -> int | None:
+        """Our identity as a writer; None when read-only."""
+        return self._holdings.writer.id if self._holdings else None
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether each block is there, as far as this node knows. No I/O on the root."""
+        if self._load_breaker.is_open():
+            return [False] * len(keys)
+        found = self.index.contains(keys)
+        return [there and key not in self._suspects for there, key in zip(found, keys, strict=True)]
+
+    def longest_prefix(self, keys: Sequence[Key]) -> int:
+        """How many leading blocks of a chain are there. No I/O on the root."""
+        if self._load_breaker.is_open():
+            return 0
+        found = self.index.longest_prefix(keys)
+        return next((number for number in range(found) if keys[number] in self._suspects), found)
+
+    def get(self, keys: Sequence[Key], buffers: Sequence[memoryview], *, timeout_s: float | None = None) -> Transfer:
+        """Load blocks into `buffers`: writable, of the blocks' lengths, page-aligned if they are to be fast.
+
+        What a buffer holds after a miss is undefined.
+        """
+        transfer = Transfer(len(keys), self._deadline(timeout_s))
+        if self._load_breaker.is_open():
+            self._miss(transfer, list(range(len(keys))), Miss.BREAKER)
+            return transfer
+        wanted: list[Wanted] = []
+        absent: list[int] = []
+        unequal: list[int] = []
+        entries = self.index.get_many(keys)
+        for number, (key, entry, buffer) in enumerate(zip(keys, entries, buffers, strict=True)):
+            if entry is None:
+                absent.append(number)
+            elif entry.length != buffer.nbytes:
+                unequal.append(number)
+            else:
+                wanted.append(Wanted(number, key, entry, _bytes_of(buffer)))
+        self._miss(transfer, absent, Miss.ABSENT)
+        self._miss(transfer, unequal, Miss.LENGTH)
+        self._loads.start(wanted, transfer)
+        return transfer
+
+    def put(
+        self, blocks: Sequence[Put], *, ttl_class: str = "", tenant: str = "", timeout_s: float | None = None
+    ) -> Transfer:
+        """Store blocks of one chain, in its order. A block that is there already is a success at once.
+
+        Blocks for which there is no room, on disk or under way, are dropped at once. `ttl_class` that is not
+        configured is the default one.
+        """
+        transfer = Transfer(len(blocks), self._deadline(timeout_s))
+        reason = self._refusal()
+        if reason:
+            self._counters.drop(reason, len(blocks))
+            for number in range(len(blocks)):
+                transfer.settle(number, False)
+            return transfer
+        found = self.index.contains([put.key for put in blocks])
+        there = [known and put.key not in self._suspects for known, put in zip(found, blocks, strict=True)]
+        new = [(number, put) for number, put in enumerate(blocks) if not there[number]]
+        self._counters.duplicate(len(blocks) - len(new))
+        for number, known in enumerate(there):
+            if known:
+                transfer.settle(number, True)
+        retention = self.options.retention
+        ttl = retention.numbers.get(ttl_class, retention.numbers[retention.default_class])
+        self._stores.start(new, Labels(ttl, tenant_tag(tenant), self._clock_ms()), transfer)
+        return transfer
+
+    def touch(self, keys: Sequence[Key], ttl_class: str | None = None) -> None:
+        """Say that blocks are used. Gathered in memory, and written down every few seconds."""
+        now = self._clock_ms()
+        ttl = self.options.retention.numbers.get(ttl_class, 0) if ttl_class else 0
+        with self._touch_lock:
+            if self._holdings and len(self._touched) + len(keys) <= MAX_TOUCHES:
+                for key in keys:
+                    self._touched[key] = now, max(ttl, self._touched.get(key, (0, 0))[1])
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        """Remove blocks, for all readers, soon."""
+        found = zip(keys, self.index.get_many(keys), strict=True)
+        self._publish([Record(Op.DELETE, key, entry) for key, entry in found if entry])
+
+    def sync(self) -> None:
+        """Bring the index up to date with all journals now. Waits, at most for `io_timeout_s`."""
+        self._publisher.sync(self.options.io_timeout_s)
+
+    def stats(self) -> Stats:
+        """What it has counted since it was opened."""
+        return self._counters.stats(
+            queue_depth=self._threads.waiting(),
+            inflight_bytes=self._stores.inflight_bytes,
+            used_bytes=self.index.totals().slots * self._geometry.slot_bytes,
+            capacity_bytes=self.options.capacity_bytes,
+        )
+
+    def close(self) -> None:
+        """End what is under way, within `io_timeout_s`, and let another process go on with our slabs. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        quiet = self._threads.close(self.options.io_timeout_s)
+        self._publisher.sync(self.options.io_timeout_s)
+        quiet &= self._publisher.close(self.options.io_timeout_s)
+        if not quiet:
+            _log.warning("kv store: an I/O call has not returned: its slabs stay ours until this process ends")
+            return
+        self._slabs.close()
+        self._backend.close()
+        if self._holdings:
+            self._holdings.writer.release()
+        self._journals.close()
+        self.index.close()
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self.options.io_timeout_s if timeout_s is None else timeout_s)
+
+    def _held(self) -> Holdings:
+        assert self._holdings is not None, "a read-only store accepts no puts"
+        return self._holdings
+
+    def _take_up(self) -> Holdings:
+        return Holdings.take_up(
+            self._claims, self._backend, self.index, self._journals, self._geometry,
+            capacity_bytes=self.options.capacity_bytes, quarantine_seconds=2 * self.options.io_timeout_s,
+        )  # fmt: skip
+
+    def _refusal(self) -> Drop | None:
+        if self._holdings is None or self._closed:
+            return Drop.READ_ONLY
+        if self._is_full:
+            return Drop.FULL
+        return Drop.BREAKER if self._store_breaker.is_open() else None
+
+    def _miss(self, transfer: Transfer, numbers: Sequence[int], reason: Miss) -> None:
+        if numbers:
+            self._counters.missed(reason, len(numbers))
+            for number in numbers:
+                transfer.settle(number, False)
+
+    def _bad(self, key: Key, entry: Entry, flaw: Flaw | None) -> None:
+        """Promise a block that is not there no more: for good if the slot says so, else for a while.
+
+        A MAC may be wrong because this process has the wrong secret, so it removes nothing.
+        """
+        self._suspects.add(key)
+        if flaw not in (None, Flaw.MAC):
+            self._publish([Record(Op.DELETE, key, entry)])
+
+    def _publish(self, records: Sequence[Record]) -> None:
+        if records and self._holdings:
+            self._publisher.publish(Publication(records, lambda _: None))
+
+    def _append(self, records: Sequence[Record]) -> int:
+        """Append to our journal: all records, or the first few of them."""
+        writer = self._held().writer
+        if not writer.held():
+            return 0
+        try:
+            kept = writer.journal.append(records)
+            if self.options.fsync:
+                writer.journal.sync()
+        except OSError as error:
+            self._store_breaker.failed()
+            _log.warning("kv store: journal %s: %s", writer.journal.name, error)
+            return 0
+        return kept
+
+    def _fold(self) -> Applied:
+        holdings = self._holdings
+        applied = self.index.sync(self._journals, owner=holdings.writer.id if holdings else None)
+        if holdings:
+            for location in applied.freed:
+                holdings.slots.retire(location)
+        return applied
+
+    def _each_round(self) -> None:
+        used = self.index.totals().slots * self._geometry.slot_bytes
+        self._is_full = used >= self.options.capacity_bytes * self.options.retention.hard
+        now = time.monotonic()
+        if self._holdings is None:
+            return
+        if now >= self._next_beat:
+            self._next_beat = now + self.options.lease_s / 4
+            self._holdings.writer.beat()
+        if not self._holdings.writer.held():
+            self._begin_anew()
+        if now >= self._next_touch:
+            self._next_touch = now + self.options.touch_interval_s
+            self._write_touches()
+
+    def _begin_anew(self) -> None:
+        """Another process took us for dead and has our identity: go on as another."""
+        lost = self._held().writer
+        try:
+            self._holdings = self._take_up()
+        except OSError as error:
+            _log.warning("kv store: no new writer identity: %s", error)
+            return
+        _log.warning("kv store: writer %08x was taken over, now %08x", lost.id, self._holdings.writer.id)
+        lost.release()
+
+    def _write_touches(self) -> None:
+        with self._touch_lock:
+            touched, self._touched = self._touched, {}
+        entries = self.index.get_many(list(touched))
+        self._publish(
+            [
+                Record(Op.TOUCH, key, entry._replace(touched_ms=at, ttl_class=max(ttl, entry.ttl_class)))
+                for (key, (at, ttl)), entry in zip(touched.items(), entries, strict=True)
+                if entry
+            ]
+        )
+
+
+def _bytes_of(buffer: memoryview) -> memoryview:
+    return buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")

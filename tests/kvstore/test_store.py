@@ -1,0 +1,122 @@
+"""Blocks come back as they were stored, or not at all."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from deepinfer_kvstore.store import Put, Store
+from store_case import PAYLOAD, SLAB_SLOTS, get, key, open_store, payload, put
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with_it = open_store(tmp_path)
+    yield with_it
+    with_it.close()
+
+
+@pytest.mark.parametrize("backend", ["posix", "memory"])
+@pytest.mark.parametrize("direct", ["auto", "off"])
+def test_blocks_come_back(tmp_path: Path, backend: str, direct: str) -> None:
+    store = open_store(tmp_path, backend=backend, direct=direct)
+    numbers = list(range(40))
+    assert put(store, numbers) == [True] * 40
+    assert store.contains([key(n) for n in range(42)]) == [True] * 40 + [False] * 2
+    assert store.longest_prefix([key(n) for n in range(42)]) == 40
+    assert get(store, numbers) == [payload(n) for n in numbers]
+    assert get(store, [41, 3]) == [None, payload(3)]
+    stats = store.stats()
+    assert (stats.hits, stats.misses, stats.stores, stats.dropped) == (41, {"absent": 1}, 40, {})
+    assert stats.used_bytes == 40 * 8192
+    assert stats.bytes_stored == 40 * PAYLOAD and stats.bytes_loaded == 41 * PAYLOAD
+    store.close()
+
+
+@pytest.mark.parametrize("length", [1, 511, 4096 - 512, 4096, 4097, 8192 - 512])
+def test_lengths_up_to_the_room_of_a_slot(store: Store, length: int) -> None:
+    assert put(store, [1], lambda n: payload(n, length)) == [True]
+    assert get(store, [1], length) == [payload(1, length)]
+    assert get(store, [1], length + 1) == [None]
+    assert store.stats().misses == {"length": 1}
+
+
+def test_blocks_of_no_or_too_many_bytes_are_dropped(store: Store) -> None:
+    assert put(store, [1], lambda n: b"") == [False]
+    assert put(store, [1], lambda n: bytes(8192 - 511)) == [False]
+    assert store.stats().dropped == {"length": 2}
+
+
+def test_blocks_are_found_again_after_a_restart(tmp_path: Path) -> None:
+    """# LMCache#2273"""
+    store = open_store(tmp_path)
+    writer = store.writer
+    put(store, range(20))
+    store.close()
+    again = open_store(tmp_path)
+    assert again.writer == writer, "it goes on with the slabs of the writer that ended"
+    assert get(again, range(20)) == [payload(n) for n in range(20)]
+    put(again, range(20, 40))
+    again.close()
+    elsewhere = open_store(tmp_path, index_dir=tmp_path / "other-node")
+    assert get(elsewhere, range(40)) == [payload(n) for n in range(40)]
+    elsewhere.close()
+
+
+def test_another_process_sees_blocks_and_stores_its_own(tmp_path: Path) -> None:
+    first, second = open_store(tmp_path), open_store(tmp_path, index_dir=tmp_path / "b")
+    assert first.writer != second.writer
+    put(first, range(10))
+    put(second, range(10, 20))
+    first.sync()
+    second.sync()
+    for store in (first, second):
+        assert get(store, range(20)) == [payload(n) for n in range(20)]
+        store.close()
+    assert len(list((tmp_path / "root").glob("*/slabs/*.slab"))) == 2
+
+
+def test_the_first_put_of_a_key_stays(store: Store) -> None:
+    put(store, [1])
+    assert put(store, [1], lambda n: payload(99)) == [True]
+    assert get(store, [1]) == [payload(1)]
+    assert store.stats().duplicates == 1 and store.stats().stores == 1
+
+
+def test_deleted_blocks_are_gone(store: Store) -> None:
+    put(store, range(4))
+    store.delete([key(1), key(77)])
+    store.sync()
+    assert get(store, range(4)) == [payload(0), None, payload(2), payload(3)]
+
+
+def test_a_full_store_drops_and_says_so(tmp_path: Path) -> None:
+    store = open_store(tmp_path, slabs=1)
+    results = put(store, range(SLAB_SLOTS + 4))
+    assert results == [True] * SLAB_SLOTS + [False] * 4
+    assert put(store, [100]) == [False]
+    assert store.stats().dropped == {"full": 5}
+    store.close()
+
+
+def test_a_slot_is_written_again_only_after_its_rest(tmp_path: Path) -> None:
+    store = open_store(tmp_path, slabs=1, io_timeout_s=0.3)
+    put(store, range(SLAB_SLOTS))
+    store.delete([key(n) for n in range(SLAB_SLOTS)])
+    store.sync()
+    store.sync()
+    assert put(store, [100]) == [False], "readers may still be at it"
+    deadline = monotonic() + 30
+    while put(store, [101]) != [True]:
+        assert monotonic() < deadline
+        sleep(0.05)
+    assert get(store, [101]) == [payload(101)]
+    store.close()
+
+
+def test_what_a_dropped_transfer_says(store: Store) -> None:
+    store.close()
+    block = Put(key(1), memoryview(payload(1)), bytes(8), 64)
+    transfer = store.put([block])
+    assert transfer.done() and transfer.results() == [False]
