@@ -9,12 +9,12 @@ A key may be stored in several slots at once, by writers that did not know of ea
 """
 
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import lmdb
 
 from deepinfer_kvstore.entry import Entry, Location
-from deepinfer_kvstore.journal import Op
+from deepinfer_kvstore.journal import Op, Record
 from deepinfer_kvstore.keys import KEY_BYTES, Key
 
 SLOT = struct.Struct(">III")
@@ -31,18 +31,30 @@ SUM = struct.Struct("<QQ")
 """Keys and payload bytes."""
 
 
-class Slot(NamedTuple):
-    """A slot's row, but for its touches."""
+def condense(record: Record, transaction: Any, databases: dict[bytes, Any]) -> Record | None:
+    """What is left to say of a record once the index knows more: None where another record says it all.
 
-    generation: int
-    state: int
-    key: Key
-
-
-def unpack_slot(row: bytes) -> Slot:
-    """A slot's row."""
+    Of the records that made a slot's row, each that says as much as the row is kept, and so is each that says more.
+    """
+    location = record.entry.location
+    slot = _slot_of(location)
+    row = transaction.get(slot, db=databases[b"slots"]) or _UNKNOWN
     generation, state = LIFE.unpack_from(row)
-    return Slot(generation, state, row[LIFE.size :] if state == STORED else b"")
+    if generation != location.generation:
+        return record if generation < location.generation else None
+    if state == DELETED or record.op == Op.DELETE:
+        return record if record.op == Op.DELETE else None
+    if state == TOUCHED:
+        return record
+    stored = row[LIFE.size :]
+    packed = transaction.get(stored, db=databases[b"keys"])
+    if not packed or _slot_of(Entry.unpack(packed).location) != slot:
+        packed = transaction.get(stored + slot, db=databases[b"rivals"])
+    known = Entry.unpack(packed or b"")
+    last, longest = record.entry.touched_ms == known.touched_ms, record.entry.ttl_class == known.ttl_class
+    if record.op == Op.PUT or last or (longest and known.ttl_class):
+        return record._replace(entry=_touched(record.entry, known.touched_ms, known.ttl_class))
+    return None
 
 
 def preference(entry: Entry) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ import lmdb
 
 from deepinfer_kvstore.entry import Entry, Location
 from deepinfer_kvstore.environment import MAP_BYTES, Environment, boot_id
-from deepinfer_kvstore.fold import FREED, LOST, QUEUED, SLOT, STORED, SUM, Fold, unpack_slot
+from deepinfer_kvstore.fold import FREED, LIFE, LOST, QUEUED, SLOT, STORED, SUM, Fold, condense
 from deepinfer_kvstore.journal import RECORD_BYTES, JournalSet, Op, Record
 from deepinfer_kvstore.keys import Key
 
@@ -156,9 +156,9 @@ class Index:
             with transaction.cursor() as cursor:
                 more = cursor.set_range(prefix)
                 while more and cursor.key().startswith(prefix):
-                    row = unpack_slot(cursor.value())
-                    if row.state == STORED:
-                        found.append((SLOT.unpack(cursor.key())[2], row.key, row.generation))
+                    generation, state = LIFE.unpack_from(row := cursor.value())
+                    if state == STORED:
+                        found.append((SLOT.unpack(cursor.key())[2], row[LIFE.size :], generation))
                     more = cursor.next()
             return found
 
@@ -177,6 +177,15 @@ class Index:
             return Totals(*sums.get(b"keys", (0, 0)), sums.get(b"slots", (0, 0))[0], tenants, ttls)
 
         return self._read(look, Totals(0, 0, 0, {}, {}), b"totals")
+
+    def condense(self, records: Sequence[Record]) -> list[Record]:
+        """Of records read from journals, those without which the index could not be made again."""
+
+        def look(transaction: Any) -> list[Record]:
+            databases = self._environment.databases
+            return [left for record in records if (left := condense(record, transaction, databases))]
+
+        return self._read(look, list(records), b"slots")
 
     def sync(self, journals: JournalSet, owner: int | None = None) -> Applied:
         """Apply what is new in `journals`, to its end. Other processes may be at it too.
@@ -334,9 +343,4 @@ class Index:
             if kind == FREED:
                 applied.freed.append(location)
             else:
-                applied.superseded.append(Record(Op.DELETE, key, _delete_entry(location)))
-
-
-def _delete_entry(location: Location) -> Entry:
-    """A DELETE says nothing but where."""
-    return Entry(location, 0, bytes(8), 0, 0, 0, 0, 0)
+                applied.superseded.append(Record.delete(key, location))

@@ -8,14 +8,16 @@ import os
 import re
 import struct
 from binascii import crc32
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from enum import IntEnum
+from itertools import zip_longest
 from pathlib import Path
 from threading import Lock
 from time import monotonic
 from typing import NamedTuple
 
-from deepinfer_kvstore.entry import PACKED_BYTES, Entry
+from deepinfer_kvstore.entry import PACKED_BYTES, Entry, Location
 from deepinfer_kvstore.keys import KEY_BYTES, Key
 
 RECORD_BYTES = 96
@@ -35,7 +37,7 @@ class Op(IntEnum):
     DELETE = 2
     """It is gone for good: the slot's owner may write another into the slot."""
     TOUCH = 3
-    """It was used at `touched_ms`, by a user of class `ttl_class`."""
+    """It was used at `touched_ms`. `ttl_class` is 0 unless its user needs it for longer than those before."""
 
 
 class Record(NamedTuple):
@@ -44,6 +46,17 @@ class Record(NamedTuple):
     op: Op
     key: Key
     entry: Entry
+
+    @classmethod
+    def delete(cls, key: Key, location: Location) -> "Record":
+        """That the block of `key` at `location` is gone: nothing but where counts."""
+        return cls(Op.DELETE, key, Entry(location, 0, bytes(8), 0, 0, 0, 0, 0))
+
+    @classmethod
+    def touch(cls, key: Key, entry: Entry, touched_ms: int, ttl_class: int = 0) -> "Record":
+        """That block `entry` was used, by a user of class `ttl_class`."""
+        longer = ttl_class if ttl_class > entry.ttl_class else 0
+        return cls(Op.TOUCH, key, entry._replace(touched_ms=touched_ms, ttl_class=longer))
 
     def pack(self) -> bytes:
         """The record as it lies in a journal, `RECORD_BYTES` long."""
@@ -93,25 +106,14 @@ class JournalWriter:
             FileExistsError: that epoch of the writer has a journal already.
             OSError: no directory takes the file.
         """
-        self.name = str(JournalName(writer, epoch, part))
+        self.directories = list(directories)
+        self.namespace = namespace
+        self.name = JournalName(writer, epoch, part)
         self.records = 0
-        self._lock = Lock()
-        packed = _HEADER.pack(_MAGIC, _VERSION, namespace, os.urandom(16), writer, epoch, 0)
-        header = packed[:-_CRC_BYTES] + crc32(packed[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little")
+        """Records in the file that is written now."""
         self._files: list[int] = []
-        failure: OSError | None = None
-        for directory in directories:
-            try:
-                file = os.open(directory / self.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                self._files.append(file)
-                _write_all(file, header, 0)
-            except FileExistsError:
-                self.close()
-                raise
-            except OSError as error:
-                failure = error
-        if failure and not self._files:
-            raise failure
+        self._lock = Lock()
+        self._begin(self.name)
 
     def append(self, records: Sequence[Record]) -> int:
         """Append `records` in one write; how many of them the journal now holds, all but after a failure.
@@ -137,6 +139,17 @@ class JournalWriter:
             raise failure or OSError(f"journal {self.name} is closed")
         return kept
 
+    def rotate(self) -> None:
+        """Go on in a new file: the part that follows.
+
+        Raises:
+            OSError: no directory takes it. The journal goes on in its old file.
+        """
+        with self._lock:
+            before = self._files
+            self._begin(self.name._replace(part=self.name.part + 1))
+            _close(before)
+
     def sync(self) -> None:
         """Return once the records survive a power loss, in the replicas that can say so."""
         with self._lock:
@@ -146,8 +159,37 @@ class JournalWriter:
     def close(self) -> None:
         """Idempotent."""
         with self._lock:
-            while self._files:
-                os.close(self._files.pop())
+            _close(self._files)
+            self._files = []
+
+    def _begin(self, name: JournalName) -> None:
+        packed = _HEADER.pack(_MAGIC, _VERSION, self.namespace, os.urandom(16), name.writer, name.epoch, 0)
+        header = packed[:-_CRC_BYTES] + crc32(packed[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little")
+        created: dict[Path, int] = {}
+        whole = 0
+        failure: OSError | None = None
+        for directory in self.directories:
+            path = directory / str(name)
+            try:
+                created[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                _write_all(created[path], header, 0)
+                whole += 1
+            except OSError as error:
+                failure = error
+                if isinstance(error, FileExistsError):
+                    whole = 0
+                    break
+        if failure and not whole:
+            for path, file in created.items():
+                os.close(file)
+                path.unlink(missing_ok=True)
+            raise failure
+        self.name, self.records, self._files = name, 0, list(created.values())
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
 
 
 def _write_all(file: int, data: bytes, offset: int) -> int:
@@ -172,6 +214,7 @@ SUSPECT_SECONDS = 2.0
 """Damage is passed over, and a shorter file believed, only after it looked the same for so long: on network file
 systems a write's pages, and a file's size, may reach readers late."""
 OPEN_FILES = 256
+SCAN_BYTES = 4096 * RECORD_BYTES
 
 
 class JournalSet:
@@ -274,9 +317,8 @@ class JournalSet:
                 continue
             if len(packed) < RECORD_BYTES:  # its writer is just creating it
                 continue
-            magic, version, namespace, identity, _, _, crc = _HEADER.unpack(packed)
-            known = magic == _MAGIC and version == _VERSION and crc == crc32(packed[:-_CRC_BYTES])
-            if known and namespace == self._namespace:
+            identity = _identity(packed, self._namespace)
+            if identity:
                 self._identities[name] = identity
                 self.foreign.discard(name)
                 return
@@ -309,6 +351,35 @@ class JournalSet:
         return monotonic() - since >= SUSPECT_SECONDS
 
 
+def scan(directories: Sequence[Path], name: str) -> Iterator[list[Record]]:
+    """All that can be read of a journal to which nobody writes any more: what lies behind damage too.
+
+    Raises:
+        OSError: a replica that is there cannot be read.
+    """
+    with ExitStack() as opened:
+        files = []
+        for directory in directories:
+            with suppress(FileNotFoundError):
+                files.append(opened.enter_context((directory / name).open("rb", buffering=0)))
+        offset = RECORD_BYTES
+        while any(replicas := [os.pread(file.fileno(), SCAN_BYTES, offset) for file in files]):
+            records = []
+            for cell in zip_longest(*map(_pieces, replicas)):
+                records += [record for piece in cell if piece and (record := unpack_record(piece))][:1]
+            yield records
+            offset += SCAN_BYTES
+
+
+def is_journal(path: Path, namespace: bytes) -> bool:
+    """Whether the file is a journal of this namespace."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return _identity(file.read(RECORD_BYTES), namespace) is not None
+    except OSError:
+        return False
+
+
 def _modified_ns(directory: Path) -> int:
     try:
         return os.stat(directory).st_mtime_ns
@@ -316,7 +387,16 @@ def _modified_ns(directory: Path) -> int:
         return -1
 
 
-def _pieces(data: bytes) -> Iterable[memoryview]:
+def _identity(header: bytes, namespace: bytes) -> bytes | None:
+    """16 bytes that tell a journal from others of its name; None where it is no journal of this namespace."""
+    if len(header) < RECORD_BYTES:
+        return None
+    magic, version, found, identity, _, _, crc = _HEADER.unpack(header)
+    intact = magic == _MAGIC and version == _VERSION and crc == crc32(header[:-_CRC_BYTES])
+    return identity if intact and found == namespace else None
+
+
+def _pieces(data: bytes) -> Iterator[memoryview]:
     view = memoryview(data)
     return (view[at : at + RECORD_BYTES] for at in range(0, len(data) - RECORD_BYTES + 1, RECORD_BYTES))
 

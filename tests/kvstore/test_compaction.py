@@ -1,0 +1,166 @@
+"""Compaction: the journals become short, and the index that is made from them stays the same."""
+
+import os
+from pathlib import Path
+
+import pytest
+from blocks import NAMESPACE, delete, key, put, touch, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepinfer_kvstore import compaction
+from deepinfer_kvstore.compaction import Compacted, Compactor
+from deepinfer_kvstore.entry import Entry
+from deepinfer_kvstore.index import Index
+from deepinfer_kvstore.journal import JournalSet, JournalWriter, Record
+from deepinfer_kvstore.keys import Key
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "journals").mkdir()
+    return tmp_path / "journals"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return Index.open(tmp_path / "index", NAMESPACE)
+
+
+def fresh(directory: Path) -> list[tuple[Key, Entry]]:
+    """What a node finds that reads the journals for the first time."""
+    node = Index.open(directory.parent / f"node-{os.urandom(4).hex()}", NAMESPACE)
+    journals = JournalSet([directory], NAMESPACE)
+    node.sync(journals)
+    journals.close()
+    found = node.entries()
+    node.close()
+    return found
+
+
+def test_what_no_longer_counts_is_dropped(directory: Path, index: Index) -> None:
+    first, second, third = put(1), put(2), put(3, slot=1, generation=2)
+    uses = [touch(second, 2000 + number) for number in range(50)]
+    journal = write(directory, [first, delete(first), second, *uses, third])
+    before = fresh(directory)
+    index.sync(JournalSet([directory], NAMESPACE))
+    assert Compactor(journal, index).compact() == Compacted(files=1, read=54, kept=3)
+    assert [path.name for path in directory.iterdir()] == ["00000001.00000001-0001.log"]
+    assert fresh(directory) == before
+    journal.append([put(4)])
+    assert [found for found, _ in fresh(directory)] == [key(2), key(3), key(4)]
+
+
+def test_a_reader_in_the_middle_of_a_closed_file_misses_nothing(directory: Path, index: Index) -> None:
+    journal = write(directory, [put(number) for number in range(4)])
+    journals = JournalSet([directory], NAMESPACE)
+    slow = Index.open(directory.parent / "slow", NAMESPACE)
+    slow.sync(journals)
+    journal.append([put(4), delete(put(0))])
+    index.sync(JournalSet([directory], NAMESPACE))
+    Compactor(journal, index).compact()
+    slow.sync(journals)
+    assert slow.entries() == index.entries() == fresh(directory)
+
+
+def test_an_index_that_is_behind_drops_nothing_that_counts(directory: Path, index: Index) -> None:
+    journal = write(directory, [put(1), put(2), delete(put(2))])
+    before = fresh(directory)
+    assert Compactor(journal, index).compact().kept == 3
+    assert fresh(directory) == before
+
+
+def test_only_own_and_named_dead_journals_are_taken(directory: Path, index: Index) -> None:
+    write(directory, [put(1, writer=1)], writer=1, epoch=1)
+    alive = write(directory, [put(2, writer=2)], writer=2)
+    write(directory, [put(3, writer=3)], writer=3)
+    journal = write(directory, [put(4, writer=1)], writer=1, epoch=2)
+    before = fresh(directory)
+    index.sync(JournalSet([directory], NAMESPACE))
+    assert Compactor(journal, index).compact(dead=[3]).files == 3
+    assert sorted(path.name for path in directory.iterdir()) == ["00000001.00000002-0001.log", str(alive.name)]
+    assert fresh(directory) == before
+
+
+def test_a_journal_that_cannot_be_written_loses_nothing(
+    directory: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = write(directory, [put(1), put(2)])
+    before = fresh(directory)
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            Compactor(journal, index).compact()
+    assert fresh(directory) == before
+    assert journal.append([put(3)]) == 1
+
+
+def test_a_file_of_another_namespace_is_left_alone(directory: Path, index: Index) -> None:
+    JournalWriter([directory], 1, 1, bytes(32)).append([put(1)])
+    journal = write(directory, [put(2)], epoch=2)
+    Compactor(journal, index).compact()
+    assert "00000001.00000001.log" in [path.name for path in directory.iterdir()]
+
+
+def test_it_is_worthwhile_once_the_journals_have_doubled(
+    directory: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "MIN_RECORDS", 10)
+    journal = write(directory, [put(number) for number in range(9)])
+    compactor = Compactor(journal, index)
+    assert not compactor.worthwhile()
+    journal.append([put(9)])
+    assert compactor.worthwhile()
+    compactor.compact()
+    assert not compactor.worthwhile()
+
+
+LIVES = [
+    put(1, slot=0, created=20),
+    put(2, slot=0, generation=2),
+    put(1, slot=1, writer=2),
+    put(3, slot=1, writer=2, generation=3),
+]
+RECORDS = st.sampled_from(LIVES).flatmap(
+    lambda life: st.one_of(
+        st.just(life), st.just(delete(life)), st.builds(touch, st.just(life), st.integers(1, 9), st.integers(0, 2))
+    )
+)
+STEPS = st.lists(
+    st.one_of(st.tuples(st.sampled_from([1, 2]), RECORDS), st.sampled_from(["compact 1", "compact 2", "sync"]))
+)
+
+
+@given(steps=STEPS)
+def test_compaction_at_any_moment_changes_no_index(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, Record] | str]
+) -> None:
+    parent = tmp_path_factory.mktemp("node")
+    plain, compacted = parent / "plain", parent / "compacted"
+    journals: dict[tuple[Path, int], JournalWriter] = {}
+    for directory in (plain, compacted):
+        directory.mkdir()
+        journals |= {(directory, writer): write(directory, [], writer=writer) for writer in (1, 2)}
+    tailed = JournalSet([compacted], NAMESPACE)
+    index = Index.open(parent / "index", NAMESPACE)
+    for step in steps:
+        if step == "sync":
+            index.sync(tailed)
+        elif isinstance(step, str):
+            Compactor(journals[compacted, int(step[-1])], index).compact()
+        else:
+            writer, record = step
+            journals[plain, writer].append([record])
+            journals[compacted, writer].append([record])
+    index.sync(tailed)
+    expected = fresh(plain)
+    assert index.entries() == expected
+    assert fresh(compacted) == expected
+    index.close()
+    tailed.close()
+    for journal in journals.values():
+        journal.close()
