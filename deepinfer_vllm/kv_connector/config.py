@@ -2,26 +2,29 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.options import StoreOptions
 
 GIB = 1 << 30
 SHM = "/dev/shm"
+SPEC, TIER = "StoreOffloadingSpec", "StoreTier"
 
 
 class ConnectorConfig(BaseModel):
-    """Everything that may stand in `kv_connector_extra_config`. Sizes in bytes, times in seconds."""
+    """What may stand in `kv_connector_extra_config` beside the options of the store. Sizes in bytes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     root: str
     """Shared directory of the store: engines that are given the same one find each other's blocks."""
-    capacity_bytes: int = Field(gt=0)
-    """What the store may take below `root`, all engines together."""
-
+    secret_file: Path | None = None
+    """File with the secret that proves who has written a block, where the root is open to others."""
     cpu_bytes_to_use: int = Field(default_factory=lambda: default_cpu_bytes(), gt=0)
     """Host memory that blocks pass through, and the recent ones stay in; a quarter of /dev/shm, at most 16 GiB."""
     offload_prompt_only: bool = False
@@ -34,6 +37,8 @@ class ConnectorConfig(BaseModel):
     weights: str | None = Field(default=None, min_length=1)
     """Name of the weights' revision where the checkpoint's own cannot be trusted: two engines with the same name and
     the same config.json share blocks."""
+    options: StoreOptions
+    """The store's own options stand beside the others: `capacity_bytes` and those of `StoreOptions`."""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> "ConnectorConfig":
@@ -42,25 +47,42 @@ class ConnectorConfig(BaseModel):
         Raises:
             StoreConfigError: something in it is unknown, missing or out of range: one line with each of them.
         """
+        own = {name: value for name, value in extra.items() if name not in ADDED and name not in STORE}
+        store = {name: value for name, value in extra.items() if name in STORE}
         try:
-            return cls(**{name: value for name, value in extra.items() if name not in ADDED})
+            config = cls(**own, options=_OPTIONS.validate_python(store))
         except ValidationError as error:
             raise StoreConfigError(f"kv_connector_extra_config: {'; '.join(_say(e) for e in error.errors())}") from None
+        config.options.check()
+        return config
+
+    def store_options(self) -> StoreOptions:
+        """How the store is to be opened.
+
+        Raises:
+            StoreConfigError: the secret cannot be read.
+        """
+        if self.secret_file is None:
+            return self.options
+        try:
+            return replace(self.options, secret=self.secret_file.read_bytes())
+        except OSError as error:
+            raise StoreConfigError(f"secret_file {self.secret_file}: {error.strerror}") from error
 
     def complete(self, extra: dict[str, Any]) -> None:
         """Add to the user's dictionary what vLLM's offload stack wants to find in it. Idempotent."""
-        extra.update(self.model_dump(include=OFFLOADING), **ADDED)
+        extra.update(self.model_dump(include=OFFLOADING))
+        for name, value in ADDED.items():
+            extra.setdefault(name, value)
 
 
+STORE = {field.name for field in fields(StoreOptions)} - {"secret"}
+_OPTIONS = TypeAdapter(StoreOptions)
 OFFLOADING = {
     "cpu_bytes_to_use", "offload_prompt_only", "eviction_policy", "blocks_per_chunk", "self_describing_kv_events",
 }  # fmt: skip
 """What vLLM's stack reads itself; it has other defaults."""
-ADDED: dict[str, Any] = {
-    "spec_name": "StoreOffloadingSpec",
-    "spec_module_path": "deepinfer_vllm.kv_connector.spec",
-    "secondary_tiers": [],
-}
+ADDED: dict[str, Any] = {"spec_name": SPEC, "secondary_tiers": [{"type": TIER}]}
 
 
 def default_cpu_bytes() -> int:
@@ -72,7 +94,7 @@ def default_cpu_bytes() -> int:
 def _say(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"{name!r} is unknown: one of {', '.join(sorted(ConnectorConfig.model_fields))}"
+        return f"{name!r} is unknown: one of {', '.join(sorted({*ConnectorConfig.model_fields, *STORE} - {'options'}))}"
     if error["type"] == "missing":
         return f"{name!r} is missing"
     return f"{name!r} is {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"

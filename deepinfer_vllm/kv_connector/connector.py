@@ -5,12 +5,19 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
-from deepinfer_vllm.kv_connector.config import ConnectorConfig
-from deepinfer_vllm.kv_connector.manager import refused
+from deepinfer_vllm.kv_connector.config import SPEC, TIER, ConnectorConfig
+from deepinfer_vllm.kv_connector.layout import describe
+from deepinfer_vllm.kv_connector.request import refused
 from deepinfer_vllm.kv_connector.settle import settle
 from deepinfer_vllm.kv_connector.transfers import StoreConnectorWorker, TransferReport
+
+OffloadingSpecFactory.register_spec(SPEC, "deepinfer_vllm.kv_connector.spec", SPEC)
+SecondaryTierFactory.register_tier(TIER, "deepinfer_vllm.kv_connector.tier", TIER)
 
 
 class DeepInfer3FSConnector(OffloadingConnector):
@@ -20,10 +27,20 @@ class DeepInfer3FSConnector(OffloadingConnector):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         settle(vllm_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self._describe(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
-        self._failed_jobs: set[int] = set()
         if self.connector_worker is not None:
             self.connector_worker = StoreConnectorWorker(self.connector_worker.spec, vllm_config, kv_cache_config)
+
+    @staticmethod
+    def _describe(vllm_config: Any, kv_cache_config: Any) -> None:
+        """Tell the tier, which vLLM makes and gives no more than its own configuration, whose blocks they are."""
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        offloading = build_offloading_config(vllm_config, kv_cache_config)
+        weights = ConnectorConfig.parse(extra).weights
+        descriptor, schemas = describe(vllm_config, kv_cache_config, offloading, weights=weights)
+        extra["secondary_tiers"] = [{"type": TIER, "descriptor": descriptor.to_json(), "schemas": schemas}]
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """A rank's finished transfers, with the requests that must be computed because their load failed."""

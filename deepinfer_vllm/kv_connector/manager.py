@@ -1,30 +1,30 @@
-"""vLLM's tiering manager, taught that copies fail and that loads may hang."""
+"""vLLM's tiering manager, taught that copies fail, that disks hang, and that prompts may outgrow host memory."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
+from deepinfer_vllm.kv_connector.request import Refused
+from deepinfer_vllm.kv_connector.tier import StoreTier
 
-class Refused(set[OffloadKey]):
-    """Keys that a request has tried to load in vain: misses for it from then on, so that it is computed instead."""
+logger = init_logger("vllm." + __name__)
 
 
-def refused(request: ReqContext) -> Refused:
-    """The request's refused keys."""
-    keys: Refused | None = request.get_state(Refused)
-    if keys is None:
-        request.set_state(keys := Refused())
-    return keys
+class Promoted(set[OffloadKey]):
+    """Keys that a request has had brought into host rows."""
 
 
 class StoreOffloadingManager(TieringOffloadingManager):
     """All methods run on the scheduler's thread."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, primary_tier: Any, secondary_tiers: list[StoreTier]) -> None:
+        super().__init__(primary_tier, secondary_tiers)
         self._failed_stores: set[OffloadKey] = set()
+        # More, and the first rows of a long prompt would make room for its last ones before they are used.
+        self._most_promoted = max(1, primary_tier._num_chunks // 2)
 
     def fail_store(self, keys: Iterable[OffloadKey]) -> None:
         """Let the coming `complete_store` of these keys, whose rows were not written whole, drop them."""
@@ -37,7 +37,41 @@ class StoreOffloadingManager(TieringOffloadingManager):
         super().complete_store(keys, req_context, success and not failed)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext, **kwargs: Any) -> LookupResult:
-        """vLLM's, but for what the request has failed to load."""
-        if (keys := req_context.get_state(Refused)) is not None and key in keys:
+        """vLLM's, but for what the request has failed to load, and for rows that a disk has not given back."""
+        refused: Refused | None = req_context.get_state(Refused)
+        if refused is not None and key in refused:
+            return LookupResult.MISS
+        if any(key in tier.captive for tier in self.secondary_tiers):
             return LookupResult.MISS
         return super().lookup(key, req_context, **kwargs)
+
+    def _initiate_promotion(self, tier_idx: int, key: OffloadKey, req_context: ReqContext) -> bool:
+        """vLLM's, once for a key and a request: rows that went again before they were used would go on going."""
+        promoted: Promoted | None = req_context.get_state(Promoted)
+        if promoted is None:
+            req_context.set_state(promoted := Promoted())
+        if key in promoted or len(promoted) >= self._most_promoted:
+            return False
+        started: bool = super()._initiate_promotion(tier_idx, key, req_context)
+        if started:
+            promoted.add(key)
+        return started
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Any:
+        """vLLM's; what is used now may be brought again, should the request be preempted."""
+        promoted: Promoted | None = req_context.get_state(Promoted)
+        if promoted is not None:
+            promoted.difference_update(keys)
+        return super().prepare_load(keys, req_context)
+
+    def reset_cache(self) -> None:
+        """vLLM's."""
+        super().reset_cache()
+        self._failed_stores.clear()
+
+    def shutdown(self) -> None:
+        """vLLM's; memory that a disk may still write into stays mapped."""
+        try:
+            super().shutdown()
+        except TimeoutError as error:
+            logger.error("%s", error)

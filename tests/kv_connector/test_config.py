@@ -1,5 +1,6 @@
 """The connector's configuration: one line for what is wrong, and what vLLM is told."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ GOOD = {"root": "/mnt/3fs/kv", "capacity_bytes": 1 << 40}
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"capacity": 5}, "'capacity' is unknown: one of blocks_per_chunk, capacity_bytes, "),
+        ({"capacity": 5}, "'capacity' is unknown: one of backend, blocks_per_chunk, "),
         ({"root": None}, "'root' is None: input should be a valid string"),
-        ({"capacity_bytes": 0}, "'capacity_bytes' is 0: input should be greater than 0"),
+        ({"io_threads": "some"}, "'io_threads' is 'some': "),
+        ({"retention": {"high": 2}}, "retention"),
         ({"capacity_bytes": "many"}, "'capacity_bytes' is 'many': "),
         ({"cpu_bytes_to_use": -1}, "'cpu_bytes_to_use' is -1: "),
         ({"sync_load_budget_bytes": 1}, "'sync_load_budget_bytes' is unknown"),
@@ -29,9 +31,23 @@ def test_a_wrong_value_is_one_line(change: dict[str, Any], complaint: str) -> No
     assert message.startswith("kv_connector_extra_config: ") and complaint in message and "\n" not in message
 
 
-def test_each_missing_name_is_told() -> None:
-    with pytest.raises(StoreConfigError, match="'root' is missing; 'capacity_bytes' is missing"):
-        ConnectorConfig.parse({})
+def test_what_must_be_given() -> None:
+    with pytest.raises(StoreConfigError, match="'root' is missing$"):
+        ConnectorConfig.parse({"capacity_bytes": 1 << 40})
+    with pytest.raises(StoreConfigError, match="capacity_bytes is 0, one slab takes 1073741824: raise"):
+        ConnectorConfig.parse({"root": "/mnt/3fs/kv"})
+
+
+def test_options_of_the_store_stand_beside_the_others(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 32)
+    extra = GOOD | {"slab_bytes": 1 << 20, "index_dir": "/var/index", "secret_file": str(secret), "fsync": True}
+    extra["retention"] = {"ttl": {"chat": 3600}}
+    options = ConnectorConfig.parse(extra).store_options()
+    assert (options.slab_bytes, options.index_dir, options.fsync) == (1 << 20, Path("/var/index"), True)
+    assert options.secret == b"s" * 32 and options.retention.ttl == {"chat": 3600}
+    with pytest.raises(StoreConfigError, match="secret_file /nowhere: No such file or directory"):
+        ConnectorConfig.parse(extra | {"secret_file": "/nowhere"}).store_options()
 
 
 def test_completing_is_idempotent() -> None:
