@@ -29,6 +29,8 @@ class Group:
     """Bytes of one stored block."""
     window_tokens: int | None = None
     """None: every block of a prefix is needed. Else: only those that the last `window_tokens` tokens of it touch."""
+    draft: bool = False
+    """It holds draft layers that vLLM drops the last block of (`is_eagle_group`): a hit needs one block more."""
 
 
 @dataclass(frozen=True)

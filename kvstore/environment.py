@@ -82,7 +82,6 @@ class Environment:
         self._inode = (0, 0)
         require_local(path)
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._alone():
                 self._open()
         except OSError as error:
@@ -187,6 +186,7 @@ class Environment:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep other processes from opening or discarding at the same time."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self.path / "open.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)

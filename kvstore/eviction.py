@@ -10,7 +10,7 @@ the block was used nobody can say, so it goes first, and as slowly as blocks exp
 """
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from heapq import nsmallest
 from itertools import pairwise
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from deepinfer_kvstore.entry import Entry
 from deepinfer_kvstore.keys import Key
+from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.retention import ttl_seconds
 
 PIN_LIMIT_MS = 3_600_000
@@ -41,18 +42,19 @@ class Eviction(NamedTuple):
     touched_ms: int
     """Its entry's: another one means that the block has been used again."""
     reason: str
-    """`expired`, `clock` (used in a future that is no pin) or `space`."""
+    """`expired`, `clock` (used in a future that is no pin), `space` or `purge`."""
 
 
 class Forest:
-    """The blocks of a namespace as trees of prefixes, in arrays: 40 bytes a block, 1 M blocks in about 3 s.
+    """The blocks of a namespace as trees of prefixes, in arrays: 40 bytes a block, a few seconds for 1 M blocks.
 
-    Blocks are added in the order of their keys, which is the index's own.
+    Blocks are added in the order of their keys, which is the index's own. Any method but `add` uses the forest up.
     """
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: int, pace: Pace) -> None:
         """`now_ms`: what pins and times to live are compared with, Unix time in milliseconds."""
         self._now_ms = now_ms
+        self._pace = pace
         self._schemas: list[tuple[bytes, int]] = []  # and where the blocks of each begin
         self._hashes = array("Q")
         self._parents = array("Q")
@@ -81,29 +83,48 @@ class Forest:
 
     def evictions(self, blocks: int, expired_blocks: int) -> list[Eviction]:
         """The first blocks in the order of eviction: `blocks` for space, or as many as have expired if those are more,
-        but then at most `expired_blocks`. Blocks after others come before them. Once only: it uses the forest up.
+        but then at most `expired_blocks`. Blocks after others come before them.
         """
         for start, end in self._spans():
             self._use_ancestors(start, end)
-        expired = sum(rank < _ALIVE for rank in self._ranks)
+        expired = sum(rank < _ALIVE for rank in self._pace.over(self._ranks))
         order = (
             (rank + _UNKNOWN) << 64 | (_MASK - depth) << 32 | block
-            for block, (rank, depth) in enumerate(zip(self._ranks, self._depths, strict=True))
+            for block, (rank, depth) in enumerate(self._pace.over(zip(self._ranks, self._depths, strict=True)))
             if rank < _STAYS
         )
         first = nsmallest(max(blocks, min(expired, expired_blocks)), order)
         return [self._eviction(place & _MASK) for place in first]
 
+    def with_those_after(self, chosen: bytearray) -> list[Eviction]:
+        """The blocks whose byte in `chosen`, in the order of adding, is 1, and all after them, which come first."""
+        gone = []
+        for start, end in self._spans():
+            order = self._by_depth(start, end)
+            for block in reversed(order):
+                if any(chosen[parent] for parent in self._parents_of(block, start, end)):
+                    chosen[block] = 1
+            gone += [self._eviction(block, "purge") for block in order if chosen[block]]
+        return gone
+
     def _use_ancestors(self, start: int, end: int) -> None:
         """Raise each block's rank to the largest of those after it."""
-        hashes, parents, depths, ranks = self._hashes, self._parents, self._depths, self._ranks
-        for block in self._by_depth(start, end):
-            rank, parent, depth = ranks[block], parents[block], depths[block]
-            found = bisect_left(hashes, parent, start, end) if parent else end
-            while found < end and hashes[found] == parent:  # more than once only where hashes agree in 8 bytes
-                if ranks[found] < rank and depths[found] < depth:
-                    ranks[found] = rank
-                found += 1
+        ranks = self._ranks
+        for block in self._pace.over(self._by_depth(start, end)):
+            rank = ranks[block]
+            for parent in self._parents_of(block, start, end):
+                if ranks[parent] < rank:
+                    ranks[parent] = rank
+
+    def _parents_of(self, block: int, start: int, end: int) -> Iterable[int]:
+        """The block before `block`: none where it is not here, several where hashes agree in 8 bytes."""
+        parent, hashes = self._parents[block], self._hashes
+        found = bisect_left(hashes, parent, start, end)
+        if found == end or hashes[found] != parent or not parent:
+            return ()
+        depth = self._depths[block]
+        twins = range(found, bisect_right(hashes, parent, found, end))
+        return [twin for twin in twins if self._depths[twin] < depth]
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         """Where the blocks of each schema begin and end."""
@@ -113,29 +134,21 @@ class Forest:
     def _by_depth(self, start: int, end: int) -> "array[int]":
         """The blocks from `start` to `end`, deepest first: a counting sort, for there are few depths."""
         counts: dict[int, int] = {}
-        for depth in self._depths[start:end]:
+        for depth in self._pace.over(self._depths[start:end]):
             counts[depth] = counts.get(depth, 0) + 1
         place, places = 0, {}
         for depth in sorted(counts, reverse=True):
             places[depth] = place
             place += counts[depth]
         ordered = array("I", bytes(4 * (end - start)))
-        for block in range(start, end):
+        for block in self._pace.over(range(start, end)):
             depth = self._depths[block]
             ordered[places[depth]] = block
             places[depth] += 1
         return ordered
 
-    def _eviction(self, block: int) -> Eviction:
+    def _eviction(self, block: int, reason: str = "") -> Eviction:
         rank = self._ranks[block]
-        reason = "clock" if rank < 0 else "expired" if rank < _ALIVE else "space"
+        reason = reason or ("clock" if rank < 0 else "expired" if rank < _ALIVE else "space")
         schema = next(schema for schema, start in reversed(self._schemas) if start <= block)
         return Eviction(schema + self._hashes[block].to_bytes(8, "big"), self._touched_ms[block], reason)
-
-
-def plan(entries: Iterable[tuple[Key, Entry]], now_ms: int, blocks: int, expired_blocks: int) -> list[Eviction]:
-    """`Forest.evictions` of the entries, which come in the order of their keys."""
-    forest = Forest(now_ms)
-    for key, entry in entries:
-        forest.add(key, entry)
-    return forest.evictions(blocks, expired_blocks)

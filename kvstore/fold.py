@@ -9,6 +9,7 @@ A key may be stored in several slots at once, by writers that did not know of ea
 """
 
 import struct
+from collections import defaultdict
 from typing import Any
 
 import lmdb
@@ -71,7 +72,9 @@ class Fold:
         self._keys, self._rivals = databases[b"keys"], databases[b"rivals"]
         self._slots, self._queue, self._totals = databases[b"slots"], databases[b"queue"], databases[b"totals"]
         self._watched = watched
-        self._sums: dict[bytes, list[int]] = {}
+        self._groups: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+        """Keys and bytes that came, by tenant and class."""
+        self._live = [0, 0]
 
     def apply(self, op: Op, key: Key, entry: Entry) -> None:
         """Apply one record."""
@@ -107,21 +110,26 @@ class Fold:
 
     def finish(self) -> None:
         """Write the totals. Last, in the same transaction."""
-        for name, change in self._sums.items():
+        changes: dict[bytes, list[int]] = defaultdict(lambda: [0, 0])
+        changes[b"slots"] = self._live
+        for (tenant, ttl_class), change in self._groups.items():
+            for name in (b"keys", b"tenant" + tenant.to_bytes(4, "big"), b"ttl" + bytes([ttl_class])):
+                changes[name][0] += change[0]
+                changes[name][1] += change[1]
+        for name, change in changes.items():
             keys, held = SUM.unpack(self._transaction.get(name, db=self._totals) or bytes(SUM.size))
             keys, held = keys + change[0], held + change[1]
             if keys:
                 self._transaction.put(name, SUM.pack(keys, held), db=self._totals)
             else:
                 self._transaction.delete(name, db=self._totals)
-        self._sums.clear()
 
     def _put_slot(self, slot: bytes, row: bytes) -> None:
         self._transaction.put(slot, row, db=self._slots)
 
     def _add(self, key: Key, slot: bytes, entry: Entry) -> None:
         packed = self._transaction.get(key, db=self._keys)
-        self._sum(b"slots", 1, entry.length)
+        self._count_slot(entry, 1)
         if packed is None:
             self._show(key, entry)
             return
@@ -139,11 +147,11 @@ class Fold:
         packed = self._transaction.get(key, db=self._keys)
         shown = packed and Entry.unpack(packed)
         if not shown or _slot_of(shown.location) != slot:
-            self._sum(b"slots", -1, -self._rival(key, slot).length)
+            self._count_slot(self._rival(key, slot), -1)
             self._transaction.delete(key + slot, db=self._rivals)
             return
         self._count(shown, -1)
-        self._sum(b"slots", -1, -shown.length)
+        self._count_slot(shown, -1)
         rivals = []
         with self._transaction.cursor(db=self._rivals) as cursor:
             more = cursor.set_range(key)
@@ -184,14 +192,13 @@ class Fold:
             self._transaction.put(slot, QUEUED.pack(generation, kind, key), db=self._queue)
 
     def _count(self, entry: Entry, sign: int) -> None:
-        self._sum(b"keys", sign, sign * entry.length)
-        self._sum(b"tenant" + entry.tenant.to_bytes(4, "big"), sign, sign * entry.length)
-        self._sum(b"ttl" + bytes([entry.ttl_class]), sign, sign * entry.length)
+        change = self._groups[entry.tenant, entry.ttl_class]
+        change[0] += sign
+        change[1] += sign * entry.length
 
-    def _sum(self, name: bytes, keys: int, held: int) -> None:
-        change = self._sums.setdefault(name, [0, 0])
-        change[0] += keys
-        change[1] += held
+    def _count_slot(self, entry: Entry, sign: int) -> None:
+        self._live[0] += sign
+        self._live[1] += sign * entry.length
 
 
 def _slot_of(location: Location) -> bytes:

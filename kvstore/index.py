@@ -86,6 +86,7 @@ class Index:
         self._environment = environment
         self._syncing = Lock()
         self._damaged = False
+        self._reported = ""
         self._closed = False
         self._positions: dict[str, tuple[bytes, int]] = {}
         self._positions_at = self._drained_at = (-1, 0)
@@ -227,11 +228,12 @@ class Index:
         return default
 
     def _failed(self, error: Exception) -> None:
-        if isinstance(error, _PASSING) or not isinstance(error, lmdb.Error | struct.error):
-            log.warning("index %s: %s", self._environment.path, error)
-        elif not self._damaged and self._environment.usable:
-            log.warning("index %s: %s: it will be rebuilt from the journals", self._environment.path, error)
-            self._damaged = True
+        passing = isinstance(error, _PASSING) or not isinstance(error, lmdb.Error | struct.error)
+        self._damaged |= not passing and self._environment.usable
+        if str(error) != self._reported:
+            self._reported = str(error)
+            remedy = "it is rebuilt from the journals" if self._damaged else "blocks count as missing meanwhile"
+            log.warning("index %s: %s: %s", self._environment.path, error, remedy)
 
     def _heal(self) -> None:
         if self._damaged or self._environment.replaced():

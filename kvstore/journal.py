@@ -40,6 +40,9 @@ class Op(IntEnum):
     """It was used at `touched_ms`. `ttl_class` is 0 unless its user needs it for longer than those before."""
 
 
+_OPS = {int(op): op for op in Op}
+
+
 class Record(NamedTuple):
     """One line of a journal."""
 
@@ -66,10 +69,9 @@ class Record(NamedTuple):
 
 def unpack_record(packed: bytes | memoryview) -> Record | None:
     """The record that `pack` wrote; None for any other `RECORD_BYTES` bytes."""
-    op, key, entry, crc = _RECORD.unpack(packed)
-    if crc32(packed[:-_CRC_BYTES]) != crc or op not in Op._value2member_map_:
-        return None
-    return Record(Op(op), key, Entry.unpack(entry))
+    number, key, entry, crc = _RECORD.unpack(packed)
+    op = _OPS.get(number)
+    return Record(op, key, Entry.unpack(entry)) if op and crc32(packed[:-_CRC_BYTES]) == crc else None
 
 
 class JournalName(NamedTuple):

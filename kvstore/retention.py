@@ -10,10 +10,12 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 from types import MappingProxyType
 from typing import Literal
 
 from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.fill import Fill
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 NEVER = 255
@@ -119,3 +121,12 @@ class Retention:
                 f"class {ttl_class!r} has no time to live: one of {sorted(self.numbers)}, or name it with --ttl"
             )
         return self.numbers[ttl_class]
+
+    def surplus_blocks(self, fill: Fill) -> int:
+        """Blocks to collect for space now: none below the high mark, above it all down to the low one."""
+        surplus = 0.0
+        if fill.used_blocks > self.high * fill.capacity_blocks:
+            surplus = fill.used_blocks - self.low * fill.capacity_blocks
+        if fill.disk_used_bytes > self.high * fill.disk_bytes:
+            surplus = max(surplus, (fill.disk_used_bytes - self.low * fill.disk_bytes) / fill.slot_bytes)
+        return min(ceil(surplus), fill.used_blocks)

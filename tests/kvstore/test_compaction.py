@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from blocks import NAMESPACE, delete, key, put, touch, write
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_kvstore import compaction
@@ -135,6 +135,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(steps=STEPS)
 def test_compaction_at_any_moment_changes_no_index(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, Record] | str]

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_kvstore.entry import Entry, Location
-from deepinfer_kvstore.eviction import PIN_LIMIT_MS, SHORT_KEY_BYTES, Eviction, plan
+from deepinfer_kvstore.eviction import PIN_LIMIT_MS, SHORT_KEY_BYTES, Eviction, Forest
 from deepinfer_kvstore.keys import Key, make_key
+from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.retention import NEVER, ttl_number
 
 NOW = 1_800_000_000_000
@@ -29,8 +30,15 @@ def block(
     return key, Entry(Location(1, 0, 0, 1), 100, before, depth, used_ms, used_ms, ttl_class, 0)
 
 
+def forest_of(blocks: Blocks, pace: float = 1.0) -> Forest:
+    forest = Forest(NOW, Pace(pace))
+    for key, entry in sorted(blocks.items()):
+        forest.add(key, entry)
+    return forest
+
+
 def evict(blocks: Blocks, count: int, expired: int = 0) -> list[Eviction]:
-    return plan(sorted(blocks.items()), NOW, count, expired)
+    return forest_of(blocks).evictions(count, expired)
 
 
 def heap_of_leaves(blocks: Blocks) -> list[bytes]:
@@ -170,3 +178,28 @@ def test_times_at_the_ends_of_their_range_are_ordered_like_others(touched_ms: in
     key, entry = block("edge", None, 64, touched_ms, AGENT)
     later, other = block("later", None, 64, NOW - 1, AGENT)
     assert evict({key: entry, later: other}, 1)[0].short_key == key[:SHORT_KEY_BYTES]
+
+
+def test_pauses_change_nothing_but_the_time_it_takes() -> None:
+    blocks = random_blocks(7, 600)
+    assert forest_of(blocks, 0.5).evictions(300, 300) == forest_of(blocks).evictions(300, 300)
+
+
+@given(seed=st.integers(0, 2**32), tenant=st.integers(0, 2))
+def test_blocks_are_chosen_with_all_after_them_from_the_end(seed: int, tenant: int) -> None:
+    random = Random(seed)
+    blocks = {key: entry._replace(tenant=random.randrange(3)) for key, entry in random_blocks(seed, 40).items()}
+
+    def belongs(key: Key) -> bool:
+        entry = blocks[key]
+        before = [other for other in blocks if other[:2] == key[:2] and other[2:SHORT_KEY_BYTES] == entry.parent]
+        return entry.tenant == tenant or any(belongs(other) for other in before)
+
+    chosen = bytearray(entry.tenant == tenant for _, entry in sorted(blocks.items()))
+    gone = forest_of(blocks).with_those_after(chosen)
+    assert {short for short, _, _ in gone} == {key[:SHORT_KEY_BYTES] for key in blocks if belongs(key)}
+    assert {reason for _, _, reason in gone} <= {"purge"}
+    depths = {key[:SHORT_KEY_BYTES]: entry.depth for key, entry in blocks.items()}
+    for schema in (b"\0\1", b"\0\2"):
+        order = [depths[short] for short, _, _ in gone if short[:2] == schema]
+        assert order == sorted(order, reverse=True)

@@ -1,8 +1,11 @@
 """Classes of time to live and watermarks."""
 
+from pathlib import Path
+
 import pytest
 
 from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.fill import Fill
 from deepinfer_kvstore.retention import DAY, NEVER, Retention, parse_ttl, ttl_number, ttl_seconds
 
 
@@ -69,3 +72,32 @@ def test_other_forms_are_refused_with_the_form(text: str) -> None:
 def test_what_cannot_be_kept_to_is_refused_at_once(options: dict[str, object], said: str) -> None:
     with pytest.raises(StoreConfigError, match=said):
         Retention(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("used", "disk_used", "surplus"),
+    [
+        (850, 0, 0),
+        (851, 0, 51),
+        (1200, 0, 400),
+        (100, 85_000, 0),
+        (100, 86_000, 60),
+        (20, 99_000, 20),
+        (900, 81_000, 100),
+    ],
+)
+def test_space_is_made_above_the_high_mark_down_to_the_low_one(used: int, disk_used: int, surplus: int) -> None:
+    """Of 1000 slots of 100 bytes, on a file system of 100,000 bytes."""
+    fill = Fill(100, used, 1000, 100_000, disk_used)
+    assert Retention().surplus_blocks(fill) == surplus
+
+
+def test_the_fill_of_a_directory_leaves_out_what_can_be_written_again(tmp_path: Path) -> None:
+    """Slabs are reserved whole: an empty one fills the disk, but no collection could make it emptier."""
+    (tmp_path / "a.slab").write_bytes(bytes(1 << 20))
+    full = Fill.measure([tmp_path], 4096, 256, 1 << 21)
+    half = Fill.measure([tmp_path], 4096, 128, 1 << 21)
+    assert (full.capacity_blocks, full.used_blocks) == (512, 256)
+    assert full.disk_bytes > full.disk_used_bytes > 1 << 20
+    assert abs((full.disk_used_bytes - half.disk_used_bytes) - (1 << 19)) < 1 << 28  # others write to the disk too
+    assert Fill.measure([tmp_path / "gone"], 4096, 1, 4096) == Fill(4096, 1, 1)

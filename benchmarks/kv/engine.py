@@ -1,0 +1,97 @@
+"""One engine in a process of its own, asked over pipes, so that engines can be fresh, and can run beside each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+CHUNK_TOKENS = 2048
+SCRIPT = Path(__file__).parent.parent / "kvstore_engine.py"
+
+
+class Engine:
+    """A context manager. `store` is the store's root, None for an engine without it."""
+
+    def __init__(self, checkpoint: Path, max_tokens: int, store: Path | None) -> None:
+        self._arguments = [str(checkpoint), str(max_tokens), str(store or "")]
+
+    def __enter__(self) -> Engine:
+        environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
+        environment.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        command = [sys.executable, str(SCRIPT), "--serve", *self._arguments]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe)
+        self._answer()
+        return self
+
+    def ask(self, prompt: list[int], tokens: int) -> dict[str, Any]:
+        """Seconds from the prompt's arrival to each of `tokens` tokens; how many of the prompt's were not computed."""
+        assert self._process.stdin is not None
+        print(json.dumps({"prompt": prompt, "tokens": tokens}), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise RuntimeError("The engine's process ended; why is above")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(checkpoint: str, max_tokens: str, store: str) -> None:
+    """The engine's process: a line of JSON out when it is ready, then one for each line in."""
+    from vllm import LLM, SamplingParams
+
+    transfer = None
+    if store:
+        extra = {"root": store, "capacity_bytes": 1 << 30}
+        transfer = {
+            "kv_connector": "DeepInfer3FSConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
+    llm = LLM(
+        checkpoint,
+        dtype="bfloat16",
+        enforce_eager=True,
+        enable_prefix_caching=True,
+        skip_tokenizer_init=True,
+        max_model_len=int(max_tokens),
+        max_num_batched_tokens=CHUNK_TOKENS,
+        max_num_seqs=2,
+        kv_cache_memory_bytes=1 << 30,
+        kv_transfer_config=transfer,
+    )
+    engine = llm.llm_engine
+    print(json.dumps({"ready": True}), flush=True)
+    for number, line in enumerate(sys.stdin):
+        asked = json.loads(line)
+        sampling = SamplingParams(temperature=0, max_tokens=asked["tokens"], ignore_eos=True, detokenize=False)
+        arrivals: list[float] = []
+        cached = 0
+        start = time.perf_counter()
+        engine.add_request(str(number), {"prompt_token_ids": asked["prompt"]}, sampling)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                count = len(output.outputs[0].token_ids)
+                arrivals += [time.perf_counter() - start] * (count - len(arrivals))
+                cached = output.num_cached_tokens or 0
+        while engine.engine_core.engine_core.scheduler.has_requests():  # what is still on its way to the store
+            engine.step()
+            time.sleep(0.001)
+        print(json.dumps({"arrivals": arrivals, "cached_tokens": cached}), flush=True)
+    engine.engine_core.shutdown()
