@@ -1,0 +1,202 @@
+"""One read of a run of slots: which roots to ask, how long to wait for whom, which shards to take."""
+
+import errno
+from collections import deque
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deepinfer_kvstore.backend import Buffers, Slab
+
+if TYPE_CHECKING:
+    from deepinfer_kvstore.erasure import ErasureBackend
+    from deepinfer_kvstore.erasure_slab import ErasureSlab
+
+_COMPUTED_BYTES_PER_SECOND = 2e9
+"""Bytes of slots, each lacking one data shard, that zfec makes whole in a second, about."""
+
+
+class ShardRead:
+    """A read, used once, by one thread. The roots' threads write into its arena, never into the caller's buffers."""
+
+    def __init__(self, backend: "ErasureBackend", slab: "ErasureSlab", first_slot: int, buffers: Buffers) -> None:
+        self._backend = backend
+        self._slab = slab
+        self._first = first_slot
+        self._buffers = buffers
+        self._slots = sum(buffer.nbytes for buffer in buffers) // slab.slot_bytes
+        self._arena = backend.arenas.take(self._slots)
+        self._answers: SimpleQueue[tuple[int, OSError | None]] = SimpleQueue()
+        self._candidates: deque[int] = deque()  # shards to ask for next, the best first
+        self._prompt: set[int] = set()  # shards on roots that are neither slow nor failing
+        self._pending: set[int] = set()
+        self._came: list[int] = []
+        self._checked = 0  # as many of those that came
+        self._whole: Any = np.zeros((backend.code.shards, self._slots), bool)
+        self._writes: Any = np.zeros((backend.code.shards, self._slots, 2), np.uint64)
+        self._chosen: list[list[int]] = [[]] * self._slots  # k shards of one write for each slot, or none yet
+        self._error: OSError | None = None
+        self._over = False
+
+    def run(self) -> None:
+        """Fill the buffers; slots that cannot be put together with zeros.
+
+        Raises:
+            OSError: fewer than k roots could be read, or not in time (ETIMEDOUT).
+        """
+        try:
+            self._gather()
+            self._fill()
+        finally:
+            self._over = True
+            self._arena.let_go()
+
+    def _gather(self) -> None:
+        """Get shards until each slot has k of one write, or there are no more."""
+        needed = self._backend.code.data
+        late_seconds = self._backend.late_seconds()
+        self._rank(late_seconds)
+        while self._candidates and len(self._came) < needed and self._take_cached(self._candidates[0]):
+            self._came.append(self._candidates.popleft())
+        lacking = self._choose()
+        if lacking:
+            self._ask(needed + 1 - len(self._came))
+        deadline = monotonic() + self._backend.timeout_seconds
+        more_at = monotonic() + late_seconds
+        while lacking:
+            self._ask_extra(lacking - len(self._pending & self._prompt))
+            if not self._pending:
+                break
+            now = monotonic()
+            if now >= deadline:
+                raise OSError(errno.ETIMEDOUT, f"{len(self._came)} of {needed} shards came in time", self._slab.name)
+            if now >= more_at:
+                self._ask_extra(1)
+                more_at = now + late_seconds if self._candidates else deadline
+            if self._receive(min(more_at, deadline)):
+                lacking = self._choose()
+        if len(self._came) < needed:
+            number = self._error.errno if self._error else errno.EIO
+            raise OSError(number, f"{len(self._came)} of {needed} shards could be read", self._slab.name)
+        self._await_data()
+
+    def _await_data(self) -> None:
+        """Wait for data shards that are on their way for as long as computing them would take."""
+        data = self._backend.code.data
+        computed = sum(sum(index >= data for index in chosen) for chosen in self._chosen)
+        until = monotonic() + computed * self._slab.slot_bytes / _COMPUTED_BYTES_PER_SECOND
+        while any(index < data for index in self._pending & self._prompt) and monotonic() < until:
+            if self._receive(until):
+                self._choose()
+
+    def _rank(self, late_seconds: float) -> None:
+        """Data before parity, so that nothing need be computed; slow roots after that, failing ones last."""
+        failing: list[int] = []
+        slow: list[int] = []
+        for index, (lane, handle) in enumerate(zip(self._slab.lanes, self._slab.handles, strict=True)):
+            if handle is None:
+                continue
+            if not lane.usable(write=False):
+                failing.append(index)
+            elif lane.is_slow(late_seconds):
+                slow.append(index)
+            else:
+                self._prompt.add(index)
+        rested = [index for index in slow if self._slab.lanes[index].has_rested()]
+        self._candidates.extend([*sorted(self._prompt), *slow, *failing])
+        for index in rested:  # to learn whether it is still slow
+            self._candidates.remove(index)
+            self._read(index)
+
+    def _take_cached(self, index: int) -> bool:
+        read = self._slab.cached[index]
+        return read is not None and index in self._prompt and read(self._first, [self._arena.row(index)])
+
+    def _ask(self, roots: int) -> None:
+        for _ in range(min(roots, len(self._candidates))):
+            self._read(self._candidates.popleft())
+
+    def _ask_extra(self, roots: int) -> None:
+        roots = min(roots, len(self._candidates))
+        if roots > 0:
+            self._backend.counters.add(extra_roots=roots)
+            self._ask(roots)
+
+    def _read(self, index: int) -> None:
+        """Ask for a shard. The root's thread keeps the arena until it is through with it."""
+        handle = self._slab.handles[index]
+        if handle is None:  # closed meanwhile
+            return
+        lane = self._slab.lanes[index]
+        self._arena.hold()
+        self._pending.add(index)
+        lane.read(lambda: self._read_on_lane(index, handle))
+
+    def _read_on_lane(self, index: int, handle: Slab) -> bool:
+        lane = self._slab.lanes[index]
+        error = None
+        wanted = not self._over
+        if wanted:
+            try:
+                handle.readv(self._first, [self._arena.row(index)])
+                lane.worked(write=False)
+            except OSError as failure:
+                lane.failed(failure, write=False)
+                error = failure
+            self._answers.put((index, error))
+        self._arena.let_go()
+        return wanted
+
+    def _receive(self, until: float) -> bool:
+        """Wait for one answer; whether it brought a shard."""
+        try:
+            index, error = self._answers.get(timeout=max(until - monotonic(), 0.0))
+        except Empty:
+            return False
+        self._pending.discard(index)
+        if error:
+            self._error = error
+            return False
+        self._came.append(index)
+        return True
+
+    def _choose(self) -> int:
+        """Choose shards for each slot. How many more shards are needed at least, 0 when every slot has its k."""
+        needed = self._backend.code.data
+        if len(self._came) < needed:
+            return needed - len(self._came)
+        new = self._came[self._checked :]
+        self._checked = len(self._came)
+        self._whole[new], self._writes[new], bad = self._backend.shards.check(self._arena.rows, self._first, new)
+        self._backend.counters.add(bad_shards=bad)
+        came = sorted(self._came)
+        first = came[:needed]
+        if self._whole[first].all() and (self._writes[first] == self._writes[first[0]]).all():
+            self._chosen = [first] * self._slots
+            return 0
+        self._chosen = [self._choose_for(slot, came) for slot in range(self._slots)]
+        return max(needed - len(chosen) for chosen in self._chosen)
+
+    def _choose_for(self, slot: int, came: list[int]) -> list[int]:
+        """Up to k good shards of the write that most of them are of; of the later one if two have as many."""
+        writes: dict[tuple[int, int], list[int]] = {}
+        for index in came:
+            if self._whole[index, slot]:
+                process, count = self._writes[index, slot].tolist()
+                writes.setdefault((count, process), []).append(index)
+        best = max(writes, key=lambda write: (len(writes[write]), write), default=None)
+        return writes[best][: self._backend.code.data] if best else []
+
+    def _fill(self) -> None:
+        shards, needed = self._backend.shards, self._backend.code.data
+        computed = unreadable = 0
+        for slot, pieces in enumerate(shards.by_slot(self._buffers)):
+            if len(self._chosen[slot]) == needed:
+                computed += shards.join(self._arena.rows, slot, self._chosen[slot], pieces)
+                continue
+            unreadable += 1
+            for _, piece in pieces:
+                piece[:] = bytes(piece.nbytes)
+        self._backend.counters.add(reads=1, computed_shards=computed, unreadable_slots=unreadable)

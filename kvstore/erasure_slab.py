@@ -1,0 +1,116 @@
+"""A slab of shards on each root, seen as one slab of slots."""
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from deepinfer_kvstore.backend import Backend, Buffers, Slab
+from deepinfer_kvstore.erasure_read import ShardRead
+from deepinfer_kvstore.geometry import Geometry
+from deepinfer_kvstore.root_lane import Lane
+from deepinfer_kvstore.votes import Votes
+
+if TYPE_CHECKING:
+    from deepinfer_kvstore.erasure import ErasureBackend
+
+
+class ErasureSlab:
+    """See `backend.Slab`. Thread-safe."""
+
+    def __init__(self, name: str, backend: "ErasureBackend", geometry: Geometry) -> None:
+        self.name = name
+        self.slot_bytes = geometry.slot_bytes
+        self.slots = geometry.slab_slots
+        self.lanes = backend.lanes_of(name)
+        """By number of shard."""
+        self.handles: list[Slab | None] = [None] * len(self.lanes)
+        """By number of shard; None where the root has no part of the slab, or is not heard of yet."""
+        self.cached: list[Callable[[int, Buffers], bool] | None] = [None] * len(self.lanes)
+        """By number of shard, the way to read without waiting what lies in the page cache, where there is one."""
+        self._backend = backend
+        self._closed = False
+
+    def readv(self, first_slot: int, buffers: Buffers) -> None:
+        """See `backend.Slab`. A slot of which fewer than k good shards of one write are left reads as zeros."""
+        ShardRead(self._backend, self, first_slot, buffers).run()
+
+    def writev(self, first_slot: int, buffers: Buffers) -> None:
+        """See `backend.Slab`. Returns when enough roots have it; the others follow, in the order of the calls."""
+        backend = self._backend
+        arena = backend.arenas.take(sum(buffer.nbytes for buffer in buffers) // self.slot_bytes)
+        votes: Votes[None] = Votes(len(self.lanes))
+        try:
+            backend.shards.cut(arena.rows, first_slot, buffers, backend.next_write())
+            for index, (lane, handle) in enumerate(zip(self.lanes, self.handles, strict=True)):
+                if handle is None or not lane.usable(write=True):
+                    votes.lost(index, OSError(errno.ENODEV, "the root is lost or fails", lane.name))
+                    continue
+                row = arena.row(index)
+                arena.hold()
+                if not lane.write(_write(lane, handle, index, first_slot, row, votes, arena.let_go), row.nbytes):
+                    arena.let_go()
+                    votes.lost(index, OSError(errno.EBUSY, "too much waits to be written", lane.name))
+        finally:
+            arena.let_go()
+        votes.wait(backend.needed, backend.timeout_seconds, 0.0)
+        votes.demand(backend.needed, "write", self.name)
+
+    def punch(self, first_slot: int, slots: int) -> None:
+        """See `backend.Slab`."""
+        self._on_handles("punch", lambda handle: handle.punch(first_slot, slots))
+
+    def sync(self) -> None:
+        """See `backend.Slab`."""
+        self._on_handles("sync", lambda handle: handle.sync())
+
+    def close(self) -> None:
+        """See `backend.Slab`."""
+        self._closed = True
+        for index in range(len(self.lanes)):
+            self._close_handle(index)
+
+    def attach(self, index: int, handle: Slab) -> None:
+        """Take the part of the slab that holds shards number `index`, which may come late."""
+        self.cached[index] = getattr(handle, "readv_cached", None)
+        self.handles[index] = handle
+        if self._closed:
+            self._close_handle(index)
+
+    def _close_handle(self, index: int) -> None:
+        lane, handle = self.lanes[index], self.handles[index]
+        self.handles[index] = self.cached[index] = None
+        if handle is not None:  # it is closed after whatever both threads still have to do with it
+            lane.do(lambda: lane.do(handle.close, write=False), write=True)
+
+    def _on_handles(self, what: str, call: Callable[[Slab], None]) -> None:
+        def on_handle(index: int, backend: Backend) -> None:
+            handle = self.handles[index]
+            if handle is None:
+                raise FileNotFoundError(errno.ENOENT, "the root has no part of the slab", self.name)
+            call(handle)
+
+        votes = self._backend.ask(self.lanes, on_handle, write=True, grace_seconds=0.0)
+        votes.demand(self._backend.needed, what, self.name)
+
+
+def _write(
+    lane: Lane,
+    handle: Slab,
+    index: int,
+    first_slot: int,
+    row: memoryview,
+    votes: Votes[None],
+    end: Callable[[], None],
+) -> Callable[[], None]:
+    def write() -> None:
+        try:
+            handle.writev(first_slot, [row])
+        except OSError as error:
+            lane.failed(error, write=True)
+            votes.lost(index, error)
+        else:
+            lane.worked(write=True)
+            votes.won(index, None)
+        end()
+
+    return write
