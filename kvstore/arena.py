@@ -18,6 +18,7 @@ class Arena:
 
     def __init__(self, rows: Rows, give_back: Callable[["Arena"], None]) -> None:
         self.rows = rows
+        self._address = rows.ctypes.data
         self._give_back = give_back
         self._users = 0
         self._lock = Lock()
@@ -38,6 +39,10 @@ class Arena:
     def row(self, index: int) -> memoryview:
         """The memory of one row."""
         return memoryview(self.rows[index].reshape(-1))
+
+    def row_address(self, index: int) -> int:
+        """Where in memory a row begins: at a page."""
+        return int(self._address + index * self.rows.strides[0])
 
 
 class Arenas:

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TypeVar
 from zlib import crc32
 
+from deepinfer_kvstore.aio import Rings
 from deepinfer_kvstore.arena import Arenas
 from deepinfer_kvstore.backend import Backend
 from deepinfer_kvstore.erasure_counters import Counters
@@ -61,6 +62,7 @@ class ErasureBackend:
         self.arenas = Arenas(code.shards, self.shards.stored_bytes, KEEP_BYTES)
         self.needed = code.data + margin
         self.timeout_seconds = timeout_seconds
+        self.rings = Rings(code.shards)
         self.counters = Counters()
         self._process = int.from_bytes(os.urandom(8), "little")
         self._writes = 0
@@ -124,6 +126,7 @@ class ErasureBackend:
             if lane.backend:
                 lane.do(lane.backend.close, write=True)
             lane.close()
+        self.rings.close()
 
     def degraded(self) -> list[str]:
         """Names of the roots that are lost or fail."""

@@ -2,13 +2,16 @@
 
 import errno
 from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepinfer_kvstore.backend import Buffers, Slab
+from deepinfer_kvstore.aio import Read, Ring
+from deepinfer_kvstore.backend import Buffers
 
 if TYPE_CHECKING:
     from deepinfer_kvstore.erasure import ErasureBackend
@@ -32,25 +35,30 @@ class ShardRead:
         self._candidates: deque[int] = deque()  # shards to ask for next, the best first
         self._prompt: set[int] = set()  # shards on roots that are neither slow nor failing
         self._pending: set[int] = set()
+        self._ring: Ring | None = None
+        self._in_ring = 0  # reads of ours under way there
         self._came: list[int] = []
         self._checked = 0  # as many of those that came
         self._whole: Any = np.zeros((backend.code.shards, self._slots), bool)
         self._writes: Any = np.zeros((backend.code.shards, self._slots, 2), np.uint64)
         self._chosen: list[list[int]] = [[]] * self._slots  # k shards of one write for each slot, or none yet
         self._error: OSError | None = None
+        self._failed = 0
         self._over = False
 
     def run(self) -> None:
         """Fill the buffers; slots that cannot be put together with zeros.
 
         Raises:
-            OSError: fewer than k roots could be read, or not in time (ETIMEDOUT).
+            OSError: shards are lacking that roots which fail might have, or did not come in time (ETIMEDOUT).
         """
         try:
             self._gather()
             self._fill()
         finally:
             self._over = True
+            if self._ring:
+                self._backend.rings.give_back(self._ring)
             self._arena.let_go()
 
     def _gather(self) -> None:
@@ -75,12 +83,17 @@ class ShardRead:
             if now >= more_at:
                 self._ask_extra(1)
                 more_at = now + late_seconds if self._candidates else deadline
-            if self._receive(min(more_at, deadline)):
+            if self._receive(lacking, min(more_at, deadline)):
                 lacking = self._choose()
-        if len(self._came) < needed:
-            number = self._error.errno if self._error else errno.EIO
-            raise OSError(number, f"{len(self._came)} of {needed} shards could be read", self._slab.name)
+        self._demand(needed)
         self._await_data()
+
+    def _demand(self, needed: int) -> None:
+        """A slot that roots which fail just now might complete is an error; without them it is as good as punched."""
+        lacking = [needed - len(chosen) for chosen in self._chosen]
+        if any(short > 0 and (short <= self._failed or len(self._came) < needed) for short in lacking):
+            number = self._error.errno if self._error else errno.EIO
+            raise OSError(number, f"{len(self._came)} roots could be read, {needed} must be", self._slab.name)
 
     def _await_data(self) -> None:
         """Wait for data shards that are on their way for as long as computing them would take."""
@@ -88,7 +101,7 @@ class ShardRead:
         computed = sum(sum(index >= data for index in chosen) for chosen in self._chosen)
         until = monotonic() + computed * self._slab.slot_bytes / _COMPUTED_BYTES_PER_SECOND
         while any(index < data for index in self._pending & self._prompt) and monotonic() < until:
-            if self._receive(until):
+            if self._receive(1, until):
                 self._choose()
 
     def _rank(self, late_seconds: float) -> None:
@@ -108,15 +121,21 @@ class ShardRead:
         self._candidates.extend([*sorted(self._prompt), *slow, *failing])
         for index in rested:  # to learn whether it is still slow
             self._candidates.remove(index)
-            self._read(index)
+            self._read_on_lane(index)
 
     def _take_cached(self, index: int) -> bool:
         read = self._slab.cached[index]
         return read is not None and index in self._prompt and read(self._first, [self._arena.row(index)])
 
     def _ask(self, roots: int) -> None:
-        for _ in range(min(roots, len(self._candidates))):
-            self._read(self._candidates.popleft())
+        asked = [self._candidates.popleft() for _ in range(min(roots, len(self._candidates)))]
+        direct = [index for index in asked if index in self._prompt and self._slab.direct[index] is not None]
+        if direct:
+            self._ring = self._ring or self._backend.rings.take()
+        started = self._read_in_ring(self._ring, direct) if direct and self._ring else ()
+        for index in asked:
+            if index not in started:
+                self._read_on_lane(index)
 
     def _ask_extra(self, roots: int) -> None:
         roots = min(roots, len(self._candidates))
@@ -124,43 +143,84 @@ class ShardRead:
             self._backend.counters.add(extra_roots=roots)
             self._ask(roots)
 
-    def _read(self, index: int) -> None:
-        """Ask for a shard. The root's thread keeps the arena until it is through with it."""
-        handle = self._slab.handles[index]
-        if handle is None:  # closed meanwhile
-            return
-        lane = self._slab.lanes[index]
-        self._arena.hold()
-        self._pending.add(index)
-        lane.read(lambda: self._read_on_lane(index, handle))
+    def _read_in_ring(self, ring: Ring, indices: list[int]) -> Sequence[int]:
+        """Ask for shards; for which of them. The reads keep the arena until they are over."""
+        arena, step = self._arena, self._backend.shards.stored_bytes
+        reads: list[Read] = []
+        for index in indices[: ring.room]:
+            fd = self._slab.direct[index]
+            if fd is None:  # closed meanwhile
+                break
+            end = partial(self._end_in_ring, index, self._slab.lanes[index].begin_read())
+            reads.append(Read(fd, arena.row_address(index), self._slots * step, self._first * step, end))
+        arena.hold(len(reads))
+        self._in_ring += len(reads)
+        self._pending.update(indices[: len(reads)])
+        started = ring.start(reads)
+        for read in reads[started:]:
+            read.end(False)
+        return indices[: len(reads)]
 
-    def _read_on_lane(self, index: int, handle: Slab) -> bool:
-        lane = self._slab.lanes[index]
-        error = None
-        wanted = not self._over
-        if wanted:
-            try:
-                handle.readv(self._first, [self._arena.row(index)])
-                lane.worked(write=False)
-            except OSError as failure:
-                lane.failed(failure, write=False)
-                error = failure
-            self._answers.put((index, error))
+    def _end_in_ring(self, index: int, token: int, whole: bool) -> None:
+        self._slab.lanes[index].end_read(token, in_time=not self._over)
         self._arena.let_go()
-        return wanted
+        if self._over:
+            return
+        self._in_ring -= 1
+        if whole:
+            self._answers.put((index, None))
+        else:
+            self._read_on_lane(index)  # it knows better what is wrong, and whom to tell
 
-    def _receive(self, until: float) -> bool:
-        """Wait for one answer; whether it brought a shard."""
+    def _read_on_lane(self, index: int) -> None:
+        """Ask for a shard. The root's thread keeps the arena until it is through with it."""
+        lane, handle, arena = self._slab.lanes[index], self._slab.handles[index], self._arena
+        if handle is None:  # closed meanwhile
+            self._pending.discard(index)
+            return
+        self._pending.add(index)
+        token = lane.begin_read()
+        arena.hold()
+
+        def read() -> None:
+            error = None
+            wanted = not self._over
+            if wanted:
+                try:
+                    handle.readv(self._first, [arena.row(index)])
+                    lane.worked(write=False)
+                except OSError as failure:
+                    lane.failed(failure, write=False)
+                    error = failure
+            lane.end_read(token, in_time=wanted)
+            arena.let_go()
+            self._answers.put((index, error))
+
+        lane.do(read, write=False)
+
+    def _receive(self, least: int, until: float) -> bool:
+        """Wait for answers, `least` of them if they take no longer than `until`; whether they brought shards."""
+        seconds = max(until - monotonic(), 0.0)
         try:
-            index, error = self._answers.get(timeout=max(until - monotonic(), 0.0))
+            if self._ring and self._in_ring:
+                self._ring.wait(least, seconds)  # an answer of a thread is not noticed before its end
+                index, error = self._answers.get_nowait()
+            else:
+                index, error = self._answers.get(timeout=seconds)
         except Empty:
             return False
-        self._pending.discard(index)
-        if error:
-            self._error = error
-            return False
-        self._came.append(index)
-        return True
+        before = len(self._came)
+        while True:
+            self._pending.discard(index)
+            if error:
+                self._error = error
+                self._failed += 1
+            else:
+                self._came.append(index)
+            try:
+                index, error = self._answers.get_nowait()
+            except Empty:
+                return len(self._came) > before
 
     def _choose(self) -> int:
         """Choose shards for each slot. How many more shards are needed at least, 0 when every slot has its k."""

@@ -27,6 +27,8 @@ class ErasureSlab:
         """By number of shard; None where the root has no part of the slab, or is not heard of yet."""
         self.cached: list[Callable[[int, Buffers], bool] | None] = [None] * len(self.lanes)
         """By number of shard, the way to read without waiting what lies in the page cache, where there is one."""
+        self.direct: list[int | None] = [None] * len(self.lanes)
+        """By number of shard, the file to read from without a thread; None: a thread has to."""
         self._backend = backend
         self._closed = False
 
@@ -71,14 +73,15 @@ class ErasureSlab:
 
     def attach(self, index: int, handle: Slab) -> None:
         """Take the part of the slab that holds shards number `index`, which may come late."""
-        self.cached[index] = getattr(handle, "readv_cached", None)
+        self.direct[index] = getattr(handle, "direct_fd", None)
+        self.cached[index] = getattr(handle, "readv_cached", None) if self.direct[index] is None else None
         self.handles[index] = handle
         if self._closed:
             self._close_handle(index)
 
     def _close_handle(self, index: int) -> None:
         lane, handle = self.lanes[index], self.handles[index]
-        self.handles[index] = self.cached[index] = None
+        self.handles[index] = self.cached[index] = self.direct[index] = None
         if handle is not None:  # it is closed after whatever both threads still have to do with it
             lane.do(lambda: lane.do(handle.close, write=False), write=True)
 

@@ -6,6 +6,7 @@ write can never fall on a newer one of the same slot.
 
 import logging
 from collections.abc import Callable
+from itertools import count
 from queue import SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
@@ -35,7 +36,8 @@ class Lane:
         """Running mean of the time from asking for a read to its end."""
         self._failed_at: dict[bool, float] = {}  # by whether writing, while it fails
         self._named = False
-        self._reading_since = 0.0  # when the read under way was asked for; 0: none
+        self._under_way: dict[int, float] = {}  # when each of its reads was asked for, the oldest first
+        self._tokens = count()
         self._asked_at = 0.0
         self._queued_bytes = 0
         self._threads = {write: _Worker(f"{'writes' if write else 'reads'} {name}") for write in (False, True)}
@@ -55,30 +57,33 @@ class Lane:
 
     def is_slow(self, limit_seconds: float) -> bool:
         """Whether a read of it takes longer than that: as a rule, or right now."""
-        since = self._reading_since
-        return self.read_seconds > limit_seconds or (since != 0 and monotonic() - since > limit_seconds)
+        if self.read_seconds > limit_seconds:
+            return True
+        with self._lock:
+            oldest = next(iter(self._under_way.values()), None)
+        return oldest is not None and monotonic() - oldest > limit_seconds
 
     def has_rested(self) -> bool:
         """Whether it has no read under way and was not asked for one lately."""
-        return not self._reading_since and monotonic() - self._asked_at > PROBE_SECONDS
+        return not self._under_way and monotonic() - self._asked_at > PROBE_SECONDS
+
+    def begin_read(self) -> int:
+        """A read is asked for now. Its number, for `end_read`."""
+        with self._lock:
+            token = next(self._tokens)
+            self._under_way[token] = self._asked_at = monotonic()
+            return token
+
+    def end_read(self, token: int, *, in_time: bool) -> None:
+        """The read is over; `in_time`: just now, so that it says how long reads take."""
+        with self._lock:
+            taken = monotonic() - self._under_way.pop(token)
+            if in_time:
+                self.read_seconds += (taken - self.read_seconds) * (_LATEST if self.read_seconds else 1.0)
 
     def do(self, job: Job, *, write: bool) -> None:
         """Do `job` on one of the two threads, after what was given to it before."""
         self._threads[write].do(job)
-
-    def read(self, job: Callable[[], bool]) -> None:
-        """Do a read, which says whether anybody still wanted it, and learn how long reads take."""
-        self._asked_at = asked = monotonic()
-
-        def timed() -> None:
-            self._reading_since = asked
-            wanted = job()
-            self._reading_since = 0.0
-            if wanted:
-                taken = monotonic() - asked
-                self.read_seconds += (taken - self.read_seconds) * (_LATEST if self.read_seconds else 1.0)
-
-        self.do(timed, write=False)
 
     def write(self, job: Job, size: int) -> bool:
         """Do `job`, which writes `size` bytes; False, and never, if too much waits already."""

@@ -141,7 +141,7 @@ def test_more_than_m_roots_gone_is_an_error_and_no_bytes() -> None:
         let_end(backend.lanes, write=True)
         for root in roots[:3]:
             root.fails = {"readv"}
-        with pytest.raises(OSError, match="3 of 4 shards could be read"):
+        with pytest.raises(OSError, match="3 roots could be read, 4 must be"):
             read(slab, 0)
     with pytest.raises(OSError, match=r"open: 3 of 6 roots can .*, 4 must"):
         erasure(roots, GEOMETRY, CODE, lost=(0, 1, 2)).open(NAME, write=False)
