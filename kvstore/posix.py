@@ -32,7 +32,8 @@ class PosixSlab:
         self.slot_bytes = geometry.slot_bytes
         self.slots = geometry.slab_slots
         self._fd = fd
-        self._direct_fd = direct_fd
+        self.direct_fd = direct_fd
+        """The file, open past the page cache; None: it goes through it."""
 
     def readv(self, first_slot: int, buffers: Buffers) -> None:
         """See `backend.Slab`."""
@@ -41,6 +42,14 @@ class PosixSlab:
     def writev(self, first_slot: int, buffers: Buffers) -> None:
         """See `backend.Slab`."""
         self._move(os.pwritev, first_slot, buffers)
+
+    def readv_cached(self, first_slot: int, buffers: Buffers) -> bool:
+        """Fill `buffers` if all of it lies in the page cache, without waiting for the disk; whether it did."""
+        try:
+            moved = os.preadv(self._fd, buffers, first_slot * self.slot_bytes, os.RWF_NOWAIT)
+        except OSError:  # EAGAIN, or the file system cannot say
+            return False
+        return moved == sum(buffer.nbytes for buffer in buffers)
 
     def punch(self, first_slot: int, slots: int) -> None:
         """See `backend.Slab`."""
@@ -58,16 +67,16 @@ class PosixSlab:
 
     def close(self) -> None:
         """See `backend.Slab`. No call may be under way: the number of the file may be another's at once."""
-        for fd in (self._fd, self._direct_fd):
+        for fd in (self._fd, self.direct_fd):
             if fd is not None and fd >= 0:
                 os.close(fd)
-        self._fd, self._direct_fd = -1, None
+        self._fd, self.direct_fd = -1, None
 
     def _move(self, call: Callable[[int, Buffers, int], int], first_slot: int, buffers: Buffers) -> None:
         offset = first_slot * self.slot_bytes
-        if self._direct_fd is not None:
+        if self.direct_fd is not None:
             try:
-                return _whole(call, self._direct_fd, buffers, offset, self.name)
+                return _whole(call, self.direct_fd, buffers, offset, self.name)
             except OSError as error:
                 if error.errno != errno.EINVAL:  # what the kernel says of unaligned memory
                     raise
