@@ -20,7 +20,8 @@ from deepinfer_kvstore.keys import Key
 
 MAGIC = b"DIKVSLOT"
 SECRET_BYTES = 32
-_FIELDS = struct.Struct("<8sI32s34sQI16s8sIQBI")  # without MAC and CRC
+_IDENTITY = struct.Struct("<8sI32s34sQI16s")  # what a hit has to match
+_FIELDS = struct.Struct(_IDENTITY.format + "8sIQBI")  # without MAC and CRC
 _MAC = struct.Struct("<32s")
 _CRC = struct.Struct("<I")
 _MAC_AT = _FIELDS.size
@@ -108,6 +109,15 @@ class Seal:
         if self._secret and not compare_digest(self._mac(header, payload), header[_MAC_AT:_CRC_AT]):
             return Flaw.MAC
         return None
+
+    def is_whole(self, header: memoryview, payload: memoryview, key: Key, generation: int) -> bool:
+        """Whether `flaw` would find none, faster: fields that a hit does not need are not looked at."""
+        expected = _IDENTITY.pack(
+            MAGIC, FORMAT_VERSION, self._namespace, key, generation, len(payload), xxh3_128_digest(payload)
+        )
+        if header[: _IDENTITY.size].tobytes() != expected:
+            return False
+        return not self._secret or self.flaw(header, payload, key, generation) is None
 
     def _mac(self, header: memoryview, payload: memoryview) -> bytes:
         return blake3(header[:_MAC_AT], key=self._secret).update(payload).digest()

@@ -67,17 +67,17 @@ class Holdings:
             writer, backend, geometry,
             capacity_bytes=capacity_bytes, quarantine_seconds=quarantine_seconds, clock=clock,
         )  # fmt: skip
-        # From here on the index keeps for us which slots are freed, so that none is missed between the two calls.
-        for location in index.sync(journals, owner=writer.id).freed:
-            held.slots.retire(location)
-        for name in backend.names():
-            identity = parse_slab_name(name)
-            if identity and identity[0] == writer.id:
-                slab = identity[1]
-                held.slots.add(
-                    writer.id, slab, [(slot, generation) for slot, _, generation in index.slots_of(writer.id, slab)]
-                )
-                held._next_slab = max(held._next_slab, slab + 1)
+        try:
+            # From here on the index keeps for us which slots are freed, so none is missed between the two calls.
+            index.sync(journals, owner=writer.id)
+            for owner, slab in filter(None, map(parse_slab_name, backend.names())):
+                if owner == writer.id:
+                    live = [(slot, generation) for slot, _, generation in index.slots_of(owner, slab)]
+                    held.slots.add(owner, slab, live)
+                    held._next_slab = max(held._next_slab, slab + 1)
+        except BaseException:
+            writer.release()
+            raise
         return held
 
     def take(self, slots: int) -> list[Run]:

@@ -1,11 +1,14 @@
 """Threads that move bytes: loads first, stores on at most half of the threads, each job with a deadline."""
 
+import logging
 from collections import deque
 from math import inf
 from mmap import mmap
 from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import Protocol
+
+_log = logging.getLogger(__name__)
 
 
 class Job(Protocol):
@@ -107,6 +110,8 @@ class IoThreads:
                     job.expire()
                 else:
                     job.run(bounce)
+            except Exception:
+                _log.exception("kv store: a transfer ended in an error of the program; it stays overdue")
             finally:
                 with self._lock:
                     del self._running[job]

@@ -1,12 +1,11 @@
 """From slots into the callers' buffers: neighbouring slots in one read, each block checked for itself."""
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import NamedTuple
 
 from deepinfer_kvstore.breaker import Breaker
-from deepinfer_kvstore.entry import Entry
+from deepinfer_kvstore.entry import Location
 from deepinfer_kvstore.geometry import HEADER_BYTES, PAGE_BYTES
 from deepinfer_kvstore.header import Flaw, Seal
 from deepinfer_kvstore.io import IoThreads
@@ -17,19 +16,9 @@ from deepinfer_kvstore.transfer import Transfer
 
 MAX_SLOTS_PER_CALL = 512
 """Two buffers each, of the 1024 that Linux takes at once."""
-LEAST_SPLIT_BYTES = 1 << 20
-"""A read is not split among threads into smaller parts."""
 
-
-class Wanted(NamedTuple):
-    """One block on its way in."""
-
-    number: int
-    """Its number in the transfer."""
-    key: Key
-    entry: Entry
-    buffer: memoryview
-    """`entry.length` bytes, writable."""
+Wanted = tuple[Location, int, Key, memoryview]
+"""Where a block is, its number in the transfer, its key, and the writable buffer of its length."""
 
 
 class Loads:
@@ -42,13 +31,12 @@ class Loads:
         seal: Seal,
         counters: Counters,
         breaker: Breaker,
-        on_bad: Callable[[Key, Entry, Flaw | None], None],
+        on_bad: Callable[[Key, Location, Flaw | None], None],
         *,
         slot_bytes: int,
         run_bytes: int,
-        io_threads: int,
     ) -> None:
-        """`on_bad(key, entry, flaw)` is told of blocks that are not what the index says; None: unreadable."""
+        """`on_bad(key, location, flaw)` is told of blocks that are not what the index says; None: unreadable."""
         self.slabs = slabs
         self.seal = seal
         self.counters = counters
@@ -56,29 +44,28 @@ class Loads:
         self.on_bad = on_bad
         self.slot_bytes = slot_bytes
         self._threads = threads
-        self._run_bytes = run_bytes
-        self._io_threads = io_threads
+        self._limit = max(1, min(run_bytes // slot_bytes, MAX_SLOTS_PER_CALL))
 
     def start(self, wanted: Sequence[Wanted], transfer: Transfer) -> None:
         """Read `wanted` into their buffers, and settle them in `transfer`."""
-        share = len(wanted) * self.slot_bytes // self._io_threads
-        call_bytes = min(self._run_bytes, max(share, LEAST_SPLIT_BYTES))
-        limit = max(1, min(call_bytes // self.slot_bytes, MAX_SLOTS_PER_CALL))
-        for run in _runs(wanted, limit):
+        for run in runs_of(wanted, self._limit):
             self._threads.submit(_LoadRun(self, run, transfer))
 
 
-def _runs(wanted: Sequence[Wanted], limit: int) -> list[list[Wanted]]:
+def runs_of(wanted: Sequence[Wanted], limit: int) -> Iterator[list[Wanted]]:
     """Blocks in neighbouring slots together, at most `limit`."""
-    runs: list[list[Wanted]] = []
+    run: list[Wanted] = []
     due = (-1, -1, -1)
-    for block in sorted(wanted, key=lambda block: block.entry.location):
-        writer, slab, slot, _ = block.entry.location
-        if (writer, slab, slot) != due or len(runs[-1]) == limit:
-            runs.append([])
-        runs[-1].append(block)
+    for block in sorted(wanted):
+        writer, slab, slot, _ = block[0]
+        if (writer, slab, slot) != due or len(run) == limit:
+            if run:
+                yield run
+            run = []
+        run.append(block)
         due = writer, slab, slot + 1
-    return runs
+    if run:
+        yield run
 
 
 class _LoadRun:
@@ -110,50 +97,59 @@ class _LoadRun:
         """
         loads = self._loads
         began = monotonic()
-        location = wanted[0].entry.location
+        slot_bytes = loads.slot_bytes
         buffers: list[memoryview] = []
-        rests: list[memoryview] = []
+        ends: list[int] = []
         at = 0
-        for block in wanted:
-            whole = len(block.buffer) // PAGE_BYTES * PAGE_BYTES
-            rest = bounce[at : at + loads.slot_bytes - whole]
-            at += len(rest)
-            rests.append(rest)
-            buffers += (block.buffer[:whole], rest) if whole else (rest,)
-        try:
-            with loads.slabs.use(slab_name(location.writer, location.slab)) as slab:
-                slab.readv(location.slot, buffers)
-        except FileNotFoundError:
-            for block in wanted:
-                loads.on_bad(block.key, block.entry, Flaw.GENERATION)
-            return self._miss(wanted, Miss.ABSENT)
-        except OSError as error:
-            if len(wanted) > 1 and error.errno == errno.EIO:  # perhaps of one slot only
-                for block in wanted:
-                    self._read([block], bounce)
-                return
-            loads.breaker.failed()
-            for block in wanted:
-                loads.on_bad(block.key, block.entry, None)
-            return self._miss(wanted, Miss.TIMEOUT if error.errno == errno.ETIMEDOUT else Miss.ERROR)
-        loads.breaker.succeeded()
-        good: list[Wanted] = []
-        for block, rest in zip(wanted, rests, strict=True):
-            buffer = block.buffer
+        for _, _, _, buffer in wanted:
             whole = len(buffer) // PAGE_BYTES * PAGE_BYTES
-            buffer[whole:] = rest[: len(buffer) - whole]
-            flaw = loads.seal.flaw(rest[-HEADER_BYTES:], buffer, block.key, block.entry.location.generation)
-            if flaw is None:
-                good.append(block)
+            if whole:
+                buffers.append(buffer[:whole])
+            end = at + slot_bytes - whole
+            buffers.append(bounce[at:end])
+            ends.append(end)
+            at = end
+        try:
+            with loads.slabs.use(slab_name(wanted[0][0].writer, wanted[0][0].slab)) as slab:
+                slab.readv(wanted[0][0].slot, buffers)
+        except OSError as error:
+            return self._failed(wanted, error, bounce)
+        loads.breaker.succeeded()
+        good: list[int] = []
+        moved = at = 0
+        is_whole = loads.seal.is_whole
+        for (location, number, key, buffer), end in zip(wanted, ends, strict=True):
+            length = len(buffer)
+            tail = length % PAGE_BYTES
+            if tail:
+                buffer[length - tail :] = bounce[at : at + tail]
+            at = end
+            header = bounce[end - HEADER_BYTES : end]
+            if is_whole(header, buffer, key, location.generation):
+                good.append(number)
+                moved += length
             else:
-                loads.on_bad(block.key, block.entry, flaw)
-                self._miss([block], flaw)
-        moved = sum(len(block.buffer) for block in good)
+                flaw = loads.seal.flaw(header, buffer, key, location.generation) or Flaw.HEADER
+                loads.on_bad(key, location, flaw)
+                loads.counters.missed(flaw)
+                self._transfer.settle(number, False)
         loads.counters.loaded(len(good), moved, monotonic() - began)
-        for block in good:
-            self._transfer.settle(block.number, True, len(block.buffer))
+        self._transfer.settle_all(good, True, moved)
 
-    def _miss(self, wanted: Sequence[Wanted], reason: str) -> None:
+    def _failed(self, wanted: list[Wanted], error: OSError, bounce: memoryview) -> None:
+        loads = self._loads
+        if len(wanted) > 1 and error.errno == errno.EIO:  # perhaps of one slot only
+            for block in wanted:
+                self._read([block], bounce)
+            return
+        gone = isinstance(error, FileNotFoundError)
+        if not gone:
+            loads.breaker.failed()
+        for location, _, key, _ in wanted:
+            loads.on_bad(key, location, Flaw.GENERATION if gone else None)
+        timed_out = error.errno == errno.ETIMEDOUT
+        self._miss(wanted, Miss.ABSENT if gone else Miss.TIMEOUT if timed_out else Miss.ERROR)
+
+    def _miss(self, wanted: Sequence[Wanted], reason: Miss) -> None:
         self._loads.counters.missed(reason, len(wanted))
-        for block in wanted:
-            self._transfer.settle(block.number, False)
+        self._transfer.settle_all([number for _, number, _, _ in wanted], False)

@@ -82,7 +82,10 @@ class Publisher:
                 round_number = self._begun
                 publications, self._waiting = self._waiting, []
                 closing = self._closed
-            self._round(publications)
+            try:
+                self._round(publications)
+            except Exception:
+                _log.exception("kv store: publishing ended in an error of the program; its transfers stay overdue")
             due = monotonic() + self._interval_s
             with self._changed:
                 self._ended = round_number

@@ -3,13 +3,14 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
 from deepinfer_kvstore.backend import Backend
 from deepinfer_kvstore.breaker import Breaker
 from deepinfer_kvstore.descriptor import Descriptor
-from deepinfer_kvstore.entry import Entry
+from deepinfer_kvstore.entry import Location
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.header import Flaw, Seal
@@ -129,11 +130,11 @@ class Store:
         seal = Seal(descriptor.digest(), options.secret)
         self._loads = Loads(
             self._threads, self._slabs, seal, self._counters, self._load_breaker, self._bad,
-            slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes, io_threads=options.io_threads,
+            slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes,
         )  # fmt: skip
         self._stores = Stores(
             self._threads, self._slabs, seal, self._counters, self._store_breaker, self._publisher, self._held,
-            slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes, io_threads=options.io_threads,
+            slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes,
             max_inflight_bytes=options.max_inflight_bytes, fsync=options.fsync,
         )  # fmt: skip
 
@@ -175,7 +176,7 @@ class Store:
             elif entry.length != buffer.nbytes:
                 unequal.append(number)
             else:
-                wanted.append(Wanted(number, key, entry, _bytes_of(buffer)))
+                wanted.append((entry.location, number, key, buffer if _is_flat(buffer) else buffer.cast("B")))
         self._miss(transfer, absent, Miss.ABSENT)
         self._miss(transfer, unequal, Miss.LENGTH)
         self._loads.start(wanted, transfer)
@@ -198,7 +199,11 @@ class Store:
             return transfer
         found = self.index.contains([put.key for put in blocks])
         there = [known and put.key not in self._suspects for known, put in zip(found, blocks, strict=True)]
-        new = [(number, put) for number, put in enumerate(blocks) if not there[number]]
+        new = [
+            (number, put if _is_flat(put.buffer) else replace(put, buffer=put.buffer.cast("B")))
+            for number, put in enumerate(blocks)
+            if not there[number]
+        ]
         self._counters.duplicate(len(blocks) - len(new))
         for number, known in enumerate(there):
             if known:
@@ -220,7 +225,7 @@ class Store:
     def delete(self, keys: Sequence[Key]) -> None:
         """Remove blocks, for all readers, soon."""
         found = zip(keys, self.index.get_many(keys), strict=True)
-        self._publish([Record(Op.DELETE, key, entry) for key, entry in found if entry])
+        self._publish([Record.delete(key, entry.location) for key, entry in found if entry])
 
     def sync(self) -> None:
         """Bring the index up to date with all journals now. Waits, at most for `io_timeout_s`."""
@@ -276,17 +281,16 @@ class Store:
     def _miss(self, transfer: Transfer, numbers: Sequence[int], reason: Miss) -> None:
         if numbers:
             self._counters.missed(reason, len(numbers))
-            for number in numbers:
-                transfer.settle(number, False)
+            transfer.settle_all(numbers, False)
 
-    def _bad(self, key: Key, entry: Entry, flaw: Flaw | None) -> None:
+    def _bad(self, key: Key, location: Location, flaw: Flaw | None) -> None:
         """Promise a block that is not there no more: for good if the slot says so, else for a while.
 
         A MAC may be wrong because this process has the wrong secret, so it removes nothing.
         """
         self._suspects.add(key)
         if flaw not in (None, Flaw.MAC):
-            self._publish([Record(Op.DELETE, key, entry)])
+            self._publish([Record.delete(key, location)])
 
     def _publish(self, records: Sequence[Record]) -> None:
         if records and self._holdings:
@@ -354,5 +358,5 @@ class Store:
         )
 
 
-def _bytes_of(buffer: memoryview) -> memoryview:
-    return buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
+def _is_flat(buffer: memoryview) -> bool:
+    return buffer.ndim == 1 and buffer.format == "B"

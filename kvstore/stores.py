@@ -14,7 +14,7 @@ from deepinfer_kvstore.holdings import Holdings
 from deepinfer_kvstore.io import IoThreads
 from deepinfer_kvstore.journal import Op, Record
 from deepinfer_kvstore.keys import Key
-from deepinfer_kvstore.loads import LEAST_SPLIT_BYTES, MAX_SLOTS_PER_CALL
+from deepinfer_kvstore.loads import MAX_SLOTS_PER_CALL
 from deepinfer_kvstore.publisher import Publication, Publisher
 from deepinfer_kvstore.slabs import OpenSlabs, slab_name
 from deepinfer_kvstore.slots import Run
@@ -58,7 +58,6 @@ class Stores:
         *,
         slot_bytes: int,
         run_bytes: int,
-        io_threads: int,
         max_inflight_bytes: int,
         fsync: bool,
     ) -> None:
@@ -72,8 +71,7 @@ class Stores:
         self.slot_bytes = slot_bytes
         self.fsync = fsync
         self._threads = threads
-        self._run_bytes = run_bytes
-        self._io_threads = io_threads
+        self._limit = max(1, min(run_bytes // slot_bytes, MAX_SLOTS_PER_CALL))
         self._max_inflight_bytes = max_inflight_bytes
         self._lock = Lock()
         self._inflight_bytes = 0
@@ -110,11 +108,8 @@ class Stores:
             self.counters.drop(reason, len(dropped))
             for number in dropped:
                 transfer.settle(number, False)
-        share = len(accepted) * self.slot_bytes // max(1, self._io_threads // 2)
-        call_bytes = min(self._run_bytes, max(share, LEAST_SPLIT_BYTES))
-        limit = max(1, min(call_bytes // self.slot_bytes, MAX_SLOTS_PER_CALL))
-        for at in range(0, len(accepted), limit):
-            self._threads.submit(_StoreRun(self, accepted[at : at + limit], labels, transfer.deadline))
+        for at in range(0, len(accepted), self._limit):
+            self._threads.submit(_StoreRun(self, accepted[at : at + self._limit], labels, transfer.deadline))
 
     def settle(self, puts: Sequence[Put], *, ok: bool) -> None:
         """End blocks, for all who put them."""

@@ -1,6 +1,6 @@
 """The handle of one asynchronous put or get."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Condition
 from time import monotonic
 
@@ -28,11 +28,16 @@ class Transfer:
 
     def settle(self, block: int, ok: bool, length: int = 0) -> None:
         """Say how block number `block` ended, once for each. Called by the store's threads."""
+        self.settle_all((block,), ok, length)
+
+    def settle_all(self, blocks: Sequence[int], ok: bool, length: int = 0) -> None:
+        """`settle` each of `blocks`; `length` is that of all of them together."""
         with self._changed:
-            self._results[block] = ok
+            for block in blocks:
+                self._results[block] = ok
             self.bytes_moved += length if ok else 0
-            self._left -= 1
-            if self._left:
+            self._left -= len(blocks)
+            if self._left or not blocks:
                 return
             self.seconds = monotonic() - self.started
             callbacks, self._callbacks = self._callbacks, []
