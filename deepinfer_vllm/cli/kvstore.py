@@ -1,0 +1,116 @@
+"""`deepinfer kvstore`: the store's daemon; commands for operators are registered on the same group."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deepinfer_vllm.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from deepinfer_kvstore.daemon import Address, Daemon
+
+app = typer.Typer(
+    name="kvstore",
+    rich_markup_mode=None,
+)
+
+MIN_TOKEN_BYTES = 16
+
+
+@app.callback(invoke_without_command=True)
+def daemon(
+    context: typer.Context,
+    root: Annotated[Path | None, typer.Option(help="The store's shared directory. Required.")] = None,
+    roles: Annotated[str, typer.Option(help="What to do, separated by commas.")] = "check,index",
+    socket: Annotated[Path | None, typer.Option(help="CHECK's unix socket. Default: where clients look.")] = None,
+    index_dir: Annotated[Path | None, typer.Option(help="Local directory of indexes. Default: the engines'.")] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to answer CHECK on over TCP.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="A file with what TCP clients must know.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain for TCP, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="TCP without TLS: token and answers in the clear.")
+    ] = False,
+    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus.")] = None,
+) -> None:
+    """Serve every namespace below --root until SIGTERM: answer CHECK, keep the index.
+
+    Example: deepinfer kvstore --root /mnt/3fs/kv --metrics 127.0.0.1:9400
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if root is None:
+        raise CommandError("kvstore: --root is missing: name the store's directory, or a command (--help lists them)")
+    from deepinfer_kvstore.daemon import DaemonOptions, serve
+    from deepinfer_kvstore.errors import StoreConfigError
+    from deepinfer_kvstore.roles import ROLES
+
+    chosen = [role for role in (name.strip() for name in roles.split(",")) if role]
+    if unknown := [role for role in chosen if role not in ROLES]:
+        raise CommandError(f"kvstore: --roles {unknown[0]!r} is unknown: there are {', '.join(ROLES)}")
+    if not chosen:
+        raise CommandError(f"kvstore: --roles is empty: name some of {', '.join(ROLES)}")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        options = DaemonOptions(
+            root=root,
+            roles=chosen,
+            index_dir=index_dir,
+            socket=socket,
+            listen=_address(listen, token_file, tls_cert, tls_key, insecure),
+            metrics=_host_port("--metrics", metrics) if metrics else None,
+        )
+        serve(options, _say_started)
+    except StoreConfigError as error:
+        raise CommandError(f"kvstore: {error}") from None
+
+
+def _say_started(started: "Daemon") -> None:
+    names = [namespace.name for namespace in started.namespaces.all()]
+    typer.echo(f"kvstore: serving {started.options.root} ({', '.join(started.options.roles)}): {len(names)} namespaces")
+
+
+def _address(
+    listen: str | None, token_file: Path | None, tls_cert: Path | None, tls_key: Path | None, insecure: bool
+) -> "Address | None":
+    if listen is None:
+        if token_file or tls_cert or tls_key or insecure:
+            raise CommandError("kvstore: --token-file, --tls-cert, --tls-key and --insecure go with --listen")
+        return None
+    import ssl
+
+    from deepinfer_kvstore.daemon import Address
+
+    host, port = _host_port("--listen", listen)
+    if token_file is None:
+        raise CommandError("kvstore: --listen needs --token-file: whoever asks learns what others have asked")
+    if (tls_cert is None) != (tls_key is None):
+        raise CommandError("kvstore: --tls-cert and --tls-key go together")
+    if (tls_cert is None) != insecure:
+        raise CommandError("kvstore: --listen needs either --tls-cert and --tls-key, or --insecure")
+    try:
+        token = token_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"kvstore: --token-file {token_file}: {error}") from None
+    if len(token.encode()) < MIN_TOKEN_BYTES:
+        raise CommandError(
+            f"kvstore: --token-file {token_file}: shorter than {MIN_TOKEN_BYTES} bytes: make a longer one"
+        )
+    tls = None
+    if tls_cert and tls_key:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            tls.load_cert_chain(tls_cert, tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise CommandError(f"kvstore: --tls-cert {tls_cert}, --tls-key {tls_key}: {error}") from None
+    return Address(host, port, token, tls)
+
+
+def _host_port(option: str, text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise CommandError(f"kvstore: {option} {text!r} must be HOST:PORT, as 127.0.0.1:9400")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,151 @@
+"""The namespaces below a root, with their indexes: found and brought up to date while others make and remove them."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from threading import Lock
+from time import monotonic, time_ns
+
+from deepinfer_kvstore.chain import ChainHasher
+from deepinfer_kvstore.descriptor import Descriptor
+from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.index import Index
+from deepinfer_kvstore.journal import JournalSet, Op, Record
+from deepinfer_kvstore.keys import Key
+from deepinfer_kvstore.metrics import NamespaceState
+from deepinfer_kvstore.scribe import Scribe
+
+_NAME = re.compile("[0-9a-f]{16}")
+_MAX_META_BYTES = 1 << 20
+MAX_PINS = 1 << 16
+"""Pins between two syncs; of more, the later ones are lost."""
+_log = logging.getLogger(__name__)
+
+
+class Namespace:
+    """One namespace as its readers need it. `sync` is for one thread at a time; the rest is thread-safe."""
+
+    def __init__(self, directory: Path, descriptor: Descriptor, index_dir: Path) -> None:
+        """Raises:
+        StoreConfigError: the index cannot be on `index_dir`.
+        """
+        self.name = directory.name
+        self.directory = directory
+        self.descriptor = descriptor
+        self.hasher = ChainHasher(descriptor.hash_tokens, bytes.fromhex(descriptor.none_hash))
+        self.index = Index.open(index_dir / self.name, descriptor.digest(), root=str(directory.parent))
+        self._journals = JournalSet([directory / "journals"], descriptor.digest())
+        self._scribe = Scribe(directory, descriptor.digest())
+        self._pins: dict[Key, int] = {}
+        self._synced_at = monotonic()
+
+    def pin(self, keys: Iterable[Key], until_ms: int) -> None:
+        """Keep blocks, and those before them, from being collected until then (Unix time). From the next `sync` on."""
+        if len(self._pins) < MAX_PINS:
+            for key in keys:
+                self._pins[key] = max(until_ms, self._pins.get(key, 0))
+
+    def sync(self) -> Counter[str]:
+        """Write pins down and apply what is new in the journals; how many records of each kind there were.
+
+        Reads and writes the root; what fails there is logged.
+        """
+        self._write_pins()
+        self._scribe.beat()
+        applied = self.index.sync(self._journals)
+        self._synced_at = monotonic()
+        return Counter(put=applied.puts, delete=applied.deletes, touch=applied.touches)
+
+    def _write_pins(self) -> None:
+        pins, self._pins = self._pins, {}
+        found = zip(pins.items(), self.index.get_many(list(pins)), strict=True)
+        # Half of what was asked for is enough, or each turn of a conversation would write.
+        now = time_ns() // 1_000_000
+        self._scribe.append(
+            [
+                Record(Op.TOUCH, key, entry._replace(touched_ms=until, ttl_class=0))
+                for (key, until), entry in found
+                if entry and entry.touched_ms < (now + until) // 2
+            ]
+        )
+
+    def state(self) -> NamespaceState:
+        """For a scrape."""
+        totals = self.index.totals()
+        return NamespaceState(self.name, totals.keys, totals.bytes, monotonic() - self._synced_at)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._scribe.close()
+        self._journals.close()
+        self.index.close()
+
+
+class Namespaces:
+    """All namespaces of one root. Thread-safe."""
+
+    def __init__(self, root: Path, index_dir: Path) -> None:
+        """Raises:
+        StoreConfigError: `root` is no directory.
+        """
+        if not root.is_dir():
+            raise StoreConfigError(f"root {root} is not a directory: create it, or mount its file system")
+        self.root = root.resolve()
+        self._index_dir = index_dir
+        self._open: dict[str, Namespace] = {}
+        self._said: dict[str, str] = {}
+        self._lock = Lock()
+
+    def get(self, name: str) -> Namespace | None:
+        """By the name of its directory."""
+        with self._lock:
+            return self._open.get(name)
+
+    def all(self) -> Sequence[Namespace]:
+        """Those found by the last `scan`."""
+        with self._lock:
+            return list(self._open.values())
+
+    def scan(self) -> None:
+        """Look for new ones and let go of removed ones. Reads the root; one that cannot be read is logged once.
+
+        Raises:
+            OSError: the root cannot be listed.
+        """
+        there = {path.name: path for path in self.root.iterdir() if _NAME.fullmatch(path.name)}
+        for name in self._open.keys() - there.keys():
+            with self._lock:
+                gone = self._open.pop(name)
+            gone.close()
+        for name in there.keys() - self._open.keys():
+            try:
+                found = self._read(there[name])
+            except (OSError, ValueError) as error:
+                if self._said.get(name) != str(error):
+                    self._said[name] = str(error)
+                    _log.warning("namespace %s is left out: %s", name, error)
+                continue
+            if found:
+                with self._lock:
+                    self._open[name] = found
+
+    def _read(self, directory: Path) -> Namespace | None:
+        meta = directory / "meta.json"
+        try:
+            with meta.open("rb") as file:
+                text = file.read(_MAX_META_BYTES).decode()
+        except FileNotFoundError:  # its engine is just making it
+            return None
+        descriptor = Descriptor.from_json(text, str(meta))
+        if descriptor.directory != directory.name:
+            raise StoreConfigError(f"{meta} describes {descriptor.directory}: remove the directory or put it back")
+        return Namespace(directory, descriptor, self._index_dir)
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            namespaces, self._open = list(self._open.values()), {}
+        for namespace in namespaces:
+            namespace.close()

@@ -1,0 +1,63 @@
+"""A journal without slabs: for a process that stores no blocks but has something to say of them."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+
+from deepinfer_kvstore.geometry import Geometry
+from deepinfer_kvstore.journal import Record
+from deepinfer_kvstore.network_fs import file_system_type, is_network
+from deepinfer_kvstore.writer import Claims, Writer
+
+_NO_SLABS = Geometry(0, 0)
+"""Identities are taken over by others of their geometry, so scribes leave those that own slabs alone."""
+RETRY_SECONDS = 30.0
+_log = logging.getLogger(__name__)
+
+
+class Scribe:
+    """This process's identity in one namespace, claimed when first needed. Not thread-safe."""
+
+    def __init__(
+        self, directory: Path, namespace: bytes, *, lease_s: float = 30.0, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """`directory`: the namespace's, of digest `namespace`."""
+        journals = directory / "journals"
+        shared = is_network(file_system_type(directory))
+        self._directory = directory
+        self._claims = Claims(
+            directory / "writers", [journals], namespace, _NO_SLABS, lease_s=lease_s, shared=shared, clock=clock
+        )
+        self._lease_s = lease_s
+        self._clock = clock
+        self._writer: Writer | None = None
+        self._beat_at = self._retry_at = clock()
+
+    def append(self, records: Sequence[Record]) -> bool:
+        """Append records; whether they are in the journal. Where it cannot be had or written, that is logged, and
+        tried again after a while."""
+        if not records or self._clock() < self._retry_at:
+            return not records
+        try:
+            self.beat()
+            if self._writer is None or not self._writer.held():
+                self.close()
+                self._writer = self._claims.claim()
+            return self._writer.journal.append(records) == len(records)
+        except OSError as error:
+            _log.warning("%s: no journal, so nothing is held against collection: %s", self._directory, error)
+            self._retry_at = self._clock() + RETRY_SECONDS
+            return False
+
+    def beat(self) -> None:
+        """Show that this process lives. To be called several times a lease; costs nothing in between."""
+        if self._writer and self._clock() >= self._beat_at:
+            self._beat_at = self._clock() + self._lease_s / 4
+            self._writer.beat()
+
+    def close(self) -> None:
+        """Let another process go on with the identity. Idempotent."""
+        if self._writer:
+            self._writer.release()
+            self._writer = None
