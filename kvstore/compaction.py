@@ -5,10 +5,13 @@ it, or meets the same records again in the open one. A writer compacts its own j
 slabs are all gone, or that nobody will go on with, are the GC leader's.
 """
 
+import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
+from time import monotonic
 
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.journal import RECORD_BYTES, JournalName, JournalWriter, is_journal, scan
@@ -16,6 +19,11 @@ from deepinfer_kvstore.journal import RECORD_BYTES, JournalName, JournalWriter, 
 MIN_RECORDS = 1 << 16
 """Journals of fewer records than this in all (6 MiB) are left alone."""
 MAX_FILES = 16
+"""A writer may have so many: each costs every reader a system call at every look."""
+PAUSE_SECONDS = 60.0
+"""Between two looks at whether it is worthwhile."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,11 +41,32 @@ class Compacted:
 class Compactor:
     """Compacts the journals of one writer. Not thread-safe; the writer may append meanwhile."""
 
-    def __init__(self, journal: JournalWriter, index: Index) -> None:
-        """`index` is of the same namespace. It need not be up to date: it only tells what need not be said again."""
+    def __init__(self, journal: JournalWriter, index: Index, held: Callable[[], bool] = lambda: True) -> None:
+        """`index` is of the same namespace. It need not be up to date: it only tells what need not be said again.
+
+        `held` says whether the writer still has its identity, and with it the right to its earlier journals.
+        """
         self._journal = journal
         self._index = index
+        self._held = held
         self._kept = 0
+        self._next = monotonic() + PAUSE_SECONDS
+        self._thread: Thread | None = None
+
+    def keep_short(self) -> None:
+        """Compact on a thread of its own when it is worthwhile. To be called as often as one likes; does not wait."""
+        if monotonic() < self._next or (self._thread and self._thread.is_alive()):
+            return
+        self._next = monotonic() + PAUSE_SECONDS
+        if self.worthwhile():
+            self._thread = Thread(target=self._compact_or_warn, name="kvstore-compaction", daemon=True)
+            self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the thread of `keep_short`; whether it has ended. Closing the journal makes it end soon."""
+        if self._thread:
+            self._thread.join(seconds)
+        return not (self._thread and self._thread.is_alive())
 
     def worthwhile(self) -> bool:
         """Whether the writer's journals have doubled since they were last compacted, or lie in many files."""
@@ -59,6 +88,8 @@ class Compactor:
         for name in closed:
             for records in scan(journal.directories, name):
                 left = self._index.condense(records)
+                if not self._held():
+                    raise OSError(f"journal {journal.name}: another process has the writer's identity")
                 if journal.append(left) < len(left):
                     raise OSError(f"journal {journal.name}: cut short while compacting {name}")
                 read, kept = read + len(records), kept + len(left)
@@ -69,6 +100,14 @@ class Compactor:
                     (directory / name).unlink()
         self._kept = kept
         return Compacted(len(closed), read, kept)
+
+    def _compact_or_warn(self) -> None:
+        try:
+            done = self.compact()
+        except OSError as error:
+            _log.warning("kv store: journal %s: not compacted: %s", self._journal.name, error)
+        else:
+            _log.info("kv store: journal %s: %d of %d records kept", self._journal.name, done.kept, done.read)
 
     def _closed(self, dead: Collection[int]) -> dict[str, int]:
         """Names and sizes of the writer's earlier journals, and of all those of the dead."""

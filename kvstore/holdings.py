@@ -6,6 +6,7 @@ from threading import Lock
 from time import monotonic
 
 from deepinfer_kvstore.backend import Backend
+from deepinfer_kvstore.compaction import Compactor
 from deepinfer_kvstore.entry import Location
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.index import Index
@@ -26,6 +27,7 @@ class Holdings:
         self,
         writer: Writer,
         backend: Backend,
+        index: Index,
         geometry: Geometry,
         *,
         capacity_bytes: int,
@@ -34,6 +36,7 @@ class Holdings:
     ) -> None:
         """`capacity_bytes` bounds the slabs of all writers. Use `take_up`, which knows what is live."""
         self.writer = writer
+        self.compactor = Compactor(writer.journal, index, writer.held)
         self.slots = Slots(geometry.slab_slots, quarantine_seconds, clock)
         self._backend = backend
         self._geometry = geometry
@@ -64,7 +67,7 @@ class Holdings:
         """
         writer = claims.claim()
         held = cls(
-            writer, backend, geometry,
+            writer, backend, index, geometry,
             capacity_bytes=capacity_bytes, quarantine_seconds=quarantine_seconds, clock=clock,
         )  # fmt: skip
         try:

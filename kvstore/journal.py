@@ -11,6 +11,7 @@ from binascii import crc32
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from enum import IntEnum
+from errno import ENOENT
 from itertools import zip_longest
 from pathlib import Path
 from threading import Lock
@@ -357,6 +358,7 @@ def scan(directories: Sequence[Path], name: str) -> Iterator[list[Record]]:
     """All that can be read of a journal to which nobody writes any more: what lies behind damage too.
 
     Raises:
+        FileNotFoundError: there is no replica (any more).
         OSError: a replica that is there cannot be read.
     """
     with ExitStack() as opened:
@@ -364,6 +366,8 @@ def scan(directories: Sequence[Path], name: str) -> Iterator[list[Record]]:
         for directory in directories:
             with suppress(FileNotFoundError):
                 files.append(opened.enter_context((directory / name).open("rb", buffering=0)))
+        if not files:
+            raise FileNotFoundError(ENOENT, "journal is gone", name)
         offset = RECORD_BYTES
         while any(replicas := [os.pread(file.fileno(), SCAN_BYTES, offset) for file in files]):
             records = []

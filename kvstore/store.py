@@ -17,7 +17,7 @@ from deepinfer_kvstore.header import Flaw, Seal
 from deepinfer_kvstore.holdings import Holdings
 from deepinfer_kvstore.index import Applied, Index
 from deepinfer_kvstore.io import IoThreads
-from deepinfer_kvstore.journal import JournalSet, Op, Record
+from deepinfer_kvstore.journal import JournalSet, Record
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.loads import Loads, Wanted
 from deepinfer_kvstore.network_fs import file_system_type, is_network
@@ -255,6 +255,7 @@ class Store:
         self._backend.close()
         if self._holdings:
             self._holdings.writer.release()
+            self._holdings.compactor.wait(self.options.io_timeout_s)
         self._journals.close()
         self.index.close()
 
@@ -328,6 +329,7 @@ class Store:
         if now >= self._next_beat:
             self._next_beat = now + self.options.lease_s / 4
             self._holdings.writer.beat()
+            self._holdings.compactor.keep_short()
         if not self._holdings.writer.held():
             self._begin_anew()
         if now >= self._next_touch:
@@ -351,7 +353,7 @@ class Store:
         entries = self.index.get_many(list(touched))
         self._publish(
             [
-                Record(Op.TOUCH, key, entry._replace(touched_ms=at, ttl_class=max(ttl, entry.ttl_class)))
+                Record.touch(key, entry, at, ttl)
                 for (key, (at, ttl)), entry in zip(touched.items(), entries, strict=True)
                 if entry
             ]

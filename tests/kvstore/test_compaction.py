@@ -1,6 +1,7 @@
 """Compaction: the journals become short, and the index that is made from them stays the same."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,44 @@ def test_compaction_at_any_moment_changes_no_index(
     tailed.close()
     for journal in journals.values():
         journal.close()
+
+
+def test_a_writer_that_was_taken_over_removes_nothing(directory: Path, index: Index) -> None:
+    journal = write(directory, [put(1)])
+    with pytest.raises(OSError, match="another process has the writer's identity"):
+        Compactor(journal, index, held=lambda: False).compact()
+    assert [found for found, _ in fresh(directory)] == [key(1)]
+
+
+def test_a_journal_that_another_took_meanwhile_ends_the_compaction(
+    directory: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = write(directory, [put(1)], epoch=1), write(directory, [put(2)], epoch=2)
+    real = compaction.scan
+
+    def late(directories: list[Path], name: str) -> Iterator[list[Record]]:
+        (directory / str(first.name)).unlink(missing_ok=True)
+        yield from real(directories, name)
+
+    monkeypatch.setattr(compaction, "scan", late)
+    with pytest.raises(FileNotFoundError, match="journal is gone"):
+        Compactor(second, index).compact()
+    assert [found for found, _ in fresh(directory)] == [key(2)]
+
+
+def test_journals_are_kept_short_on_a_thread(directory: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(compaction, "monotonic", lambda: now[0])
+    monkeypatch.setattr(compaction, "MIN_RECORDS", 10)
+    record = put(1)
+    journal = write(directory, [record, *(touch(record, number) for number in range(2000, 2100))])
+    index.sync(JournalSet([directory], NAMESPACE))
+    compactor = Compactor(journal, index)
+    compactor.keep_short()
+    assert compactor.wait(10)
+    assert journal.records == 101
+    now[0] += compaction.PAUSE_SECONDS
+    compactor.keep_short()
+    assert compactor.wait(10)
+    assert journal.records == 2
+    assert len(os.listdir(directory)) == 1
