@@ -87,21 +87,21 @@ class Holdings:
         """Up to `slots` free slots, in few runs; from a new slab where the old ones are full.
 
         Raises:
-            OSError: a new slab was needed and could not be made.
+            OSError: none is free, and a new slab could not be made.
         """
         runs: list[Run] = []
         left = slots
-        try:
-            while left:
-                taken = self.slots.take(left)
-                left -= sum(run.slots for run in taken)
-                runs += taken
+        while left:
+            taken = self.slots.take(left)
+            left -= sum(run.slots for run in taken)
+            runs += taken
+            try:
                 if left and not self._grow():
                     break
-        except OSError:
-            for run in runs:
-                self.slots.give_back(run)
-            raise
+            except OSError:
+                if not runs:
+                    raise
+                break
         return runs
 
     def fill(self, run: Run, slot: int) -> Location:

@@ -76,6 +76,20 @@ def open_backend(places: Places, geometry: Geometry, options: StoreOptions) -> B
     return PosixBackend(places.slabs, geometry, direct=options.direct)
 
 
+def check_space(places: Places, geometry: Geometry, backend: Backend) -> None:
+    """Refuse a root that has neither slabs to read nor room for one.
+
+    Raises:
+        StoreConfigError: what is free, what is needed.
+        OSError: the root cannot be read.
+    """
+    if not backend.names() and (free := backend.free_bytes()) < geometry.slab_bytes:
+        raise StoreConfigError(
+            f"root {places.root} has {free} bytes free, one slab takes {geometry.slab_bytes}:"
+            " free some, or lower slab_bytes"
+        )
+
+
 def _check_room(root: Path, options: StoreOptions) -> None:
     if options.backend == "memory":
         return

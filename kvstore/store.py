@@ -21,7 +21,7 @@ from deepinfer_kvstore.journal import JournalSet, Record
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.loads import Loads, Wanted
 from deepinfer_kvstore.network_fs import file_system_type, is_network
-from deepinfer_kvstore.opening import Places, default_index_dir, open_backend, prepare
+from deepinfer_kvstore.opening import Places, check_space, default_index_dir, open_backend, prepare
 from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.publisher import Publication, Publisher
 from deepinfer_kvstore.slabs import OpenSlabs
@@ -76,6 +76,8 @@ class Store:
         index = Index.open(index_dir / descriptor.directory, descriptor.digest(), root=str(Path(root).resolve()))
         try:
             backend = backend or open_backend(places, geometry, options)
+            if not options.read_only:
+                check_space(places, geometry, backend)
             return cls(places, descriptor, options, geometry, index, backend, clock_ms)
         except OSError as error:
             index.close()
