@@ -8,6 +8,7 @@ from time import monotonic
 from deepinfer_kvstore.backend import Backend
 from deepinfer_kvstore.compaction import Compactor
 from deepinfer_kvstore.entry import Location
+from deepinfer_kvstore.gc import Need
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.journal import JournalSet
@@ -17,6 +18,8 @@ from deepinfer_kvstore.writer import Claims, Writer
 
 FULL_PAUSE_S = 1.0
 """After a slab could not be made, so long passes before the next attempt."""
+NEED_SHARE = 16
+"""Of a writer's slots, this part is collected when none is free."""
 _COUNTER_BITS = 32
 
 
@@ -31,16 +34,21 @@ class Holdings:
         geometry: Geometry,
         *,
         capacity_bytes: int,
+        grow_below_bytes: float,
         quarantine_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`capacity_bytes` bounds the slabs of all writers. Use `take_up`, which knows what is live."""
+        """Use `take_up`, which knows what is live.
+
+        A slab is added while those of all writers are not above `grow_below_bytes`, and stay within `capacity_bytes`.
+        """
         self.writer = writer
         self.compactor = Compactor(writer.journal, index, writer.held)
         self.slots = Slots(geometry.slab_slots, quarantine_seconds, clock)
         self._backend = backend
         self._geometry = geometry
         self._capacity_bytes = capacity_bytes
+        self._grow_below_bytes = grow_below_bytes
         self._clock = clock
         self._counter = count(1)
         self._next_slab = 0
@@ -57,6 +65,7 @@ class Holdings:
         geometry: Geometry,
         *,
         capacity_bytes: int,
+        grow_below_bytes: float,
         quarantine_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> "Holdings":
@@ -68,7 +77,8 @@ class Holdings:
         writer = claims.claim()
         held = cls(
             writer, backend, index, geometry,
-            capacity_bytes=capacity_bytes, quarantine_seconds=quarantine_seconds, clock=clock,
+            capacity_bytes=capacity_bytes, grow_below_bytes=grow_below_bytes,
+            quarantine_seconds=quarantine_seconds, clock=clock,
         )  # fmt: skip
         try:
             # From here on the index keeps for us which slots are freed, so none is missed between the two calls.
@@ -111,6 +121,27 @@ class Holdings:
         self.slots.fill(location)
         return location
 
+    def need(self) -> Need | None:
+        """What this writer lacks: a part of its slots, but for those that will be free once they have rested."""
+        free, taken, resting = self.slots.counts()
+        if free or not taken or self._clock() >= self._full_until:
+            return None
+        blocks = max(1, self._geometry.slab_slots // NEED_SHARE, (taken + resting) // NEED_SHARE) - resting
+        return Need(self.writer.id, blocks) if blocks > 0 else None
+
+    def give_back(self) -> list[str]:
+        """Remove slabs without blocks, all but one; their names.
+
+        Raises:
+            OSError: a slab could not be removed. It is no longer ours; whoever claims our identity next has it.
+        """
+        names = []
+        for writer, slab in self.slots.empty()[1:]:
+            if self.slots.remove(writer, slab):
+                names.append(slab_name(writer, slab))
+                self._backend.remove(names[-1])
+        return names
+
     def _grow(self) -> bool:
         with self._growing:
             if self.slots.counts()[0]:
@@ -118,8 +149,9 @@ class Holdings:
             if self._clock() < self._full_until:
                 return False
             self._full_until = self._clock() + FULL_PAUSE_S
-            room = self._capacity_bytes - len(self._backend.names()) * self._geometry.slab_bytes
-            if min(room, self._backend.free_bytes()) < self._geometry.slab_bytes:
+            slab_bytes, used = self._geometry.slab_bytes, len(self._backend.names()) * self._geometry.slab_bytes
+            room = min(self._capacity_bytes - used, self._backend.free_bytes())
+            if room < slab_bytes or used > self._grow_below_bytes:
                 return False
             while True:
                 number = self._next_slab

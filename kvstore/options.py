@@ -52,6 +52,8 @@ class StoreOptions:
     """How long uses of blocks are gathered in memory before they are written down."""
     retention: Retention = field(default_factory=Retention)
     """How long blocks are kept, and how full the store may be."""
+    collect_interval_s: float | None = 1.0
+    """How often this process looks whether there is something to collect, if no other has the lease. None: never."""
     read_only: bool = False
     """Only get: no identity, nothing written to the root."""
 
@@ -70,8 +72,15 @@ class StoreOptions:
         for name, least in (("io_threads", 1), ("run_bytes", 1), ("max_inflight_bytes", 1), ("breaker_failures", 1)):
             if (value := getattr(self, name)) < least:
                 raise StoreConfigError(f"{name} is {value}, it must be at least {least}")
-        for name in ("io_timeout_s", "breaker_pause_s", "lease_s", "sync_interval_s", "touch_interval_s"):
-            if not (seconds := getattr(self, name)) > 0:
+        for name in (
+            "io_timeout_s",
+            "breaker_pause_s",
+            "lease_s",
+            "sync_interval_s",
+            "touch_interval_s",
+            "collect_interval_s",
+        ):
+            if (seconds := getattr(self, name)) is not None and not seconds > 0:
                 raise StoreConfigError(f"{name} is {seconds}, it must be more than 0 seconds")
         if not self.read_only and self.capacity_bytes < self.slab_bytes:
             raise StoreConfigError(

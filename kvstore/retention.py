@@ -127,6 +127,11 @@ class Retention:
         surplus = 0.0
         if fill.used_blocks > self.high * fill.capacity_blocks:
             surplus = fill.used_blocks - self.low * fill.capacity_blocks
-        if fill.disk_used_bytes > self.high * fill.disk_bytes:
-            surplus = max(surplus, (fill.disk_used_bytes - self.low * fill.disk_bytes) / fill.slot_bytes)
+        if fill.disk_used_bytes > self.high * fill.disk.total_bytes:
+            surplus = max(surplus, (fill.disk_used_bytes - self.low * fill.disk.total_bytes) / fill.slot_bytes)
         return min(ceil(surplus), fill.used_blocks)
+
+    def is_full(self, fill: Fill) -> bool:
+        """Whether nothing may be stored now."""
+        disk_full = fill.disk_used_bytes > self.hard * fill.disk.total_bytes
+        return disk_full or fill.used_blocks >= self.hard * fill.capacity_blocks

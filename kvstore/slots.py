@@ -118,6 +118,12 @@ class Slots:
         with self._lock:
             return list(self._states)
 
+    def empty(self) -> list[SlabId]:
+        """Slabs that are free from end to end."""
+        with self._lock:
+            self._release()
+            return [slab for slab, free in self._free.items() if free == self._per_slab]
+
     def counts(self) -> tuple[int, int, int]:
         """Numbers of free, taken and resting slots."""
         with self._lock:
