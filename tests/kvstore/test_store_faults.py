@@ -321,10 +321,10 @@ def test_used_bytes_are_the_live_slots_after_random_use(tmp_path: Path) -> None:
             assert sum(len(slots.taken(*slab)) for slab in slots.slabs()) == len(live)
     assert get(store, sorted(live)) == [payload(n) for n in sorted(live)]
     free, taken, resting = store._held().slots.counts()
-    assert taken == len(live) and free + taken + resting == 3 * SLAB_SLOTS
+    assert taken == len(live) and (free + taken + resting) % SLAB_SLOTS == 0  # empty slabs are given back
     store.close()
     again = open_store(tmp_path, slabs=3)
-    assert again._held().slots.counts() == (3 * SLAB_SLOTS - len(live), len(live), 0)
+    assert again._held().slots.counts()[1:] == (len(live), 0)
     again.close()
 
 
