@@ -224,6 +224,8 @@ class Store:
         for number, known in enumerate(there):
             if known:
                 transfer.settle(number, True)
+        if again := [(number, put.key) for number, put in new if put.key in self._suspects]:
+            transfer.when_done(lambda done: self._trust(again, done.results()))
         self._stores.start(new, Labels(self._ttl(ttl_class), tenant_tag(tenant), self._clock_ms()), transfer)
         return transfer
 
@@ -338,6 +340,12 @@ class Store:
         self._suspects.add(key)
         if flaw not in (None, Flaw.MAC):
             self._publish([Record.delete(key, location)])
+
+    def _trust(self, keys: Sequence[tuple[int, Key]], stored: Sequence[bool]) -> None:
+        """Promise again what was stored again."""
+        for number, key in keys:
+            if stored[number]:
+                self._suspects.clear(key)
 
     def _publish(self, records: Sequence[Record]) -> None:
         if records and self._holdings:
