@@ -25,6 +25,7 @@ from deepinfer_kvstore.protocol import (
     TICKET_BYTES,
     VERSION,
     Code,
+    Held,
     Message,
     ProtocolError,
     pack,
@@ -207,8 +208,8 @@ class Server:
         work = self._operations.get(operation) if isinstance(operation, str) else None
         if work is None:
             raise ProtocolError(Code.MALFORMED, f"there are {', '.join(self._operations)}, not {operation!r}"[:200])
-        requests = message.get("requests", [])
-        if not self._rates.allows(peer, len(requests) if isinstance(requests, list) else 1):
+        requests = message.get("requests")
+        if not self._rates.allows(peer, max(1, len(requests)) if isinstance(requests, list) else 1):
             raise ProtocolError(Code.LIMITED, f"more than {self._limits.checks_per_second:g} requests a second")
         if self._waiting >= self._limits.waiting:
             raise ProtocolError(Code.BUSY, "too many requests wait")
@@ -248,15 +249,9 @@ class Server:
         found = self._checker.redeem(_ticket(message))
         keys = found.keys()[:MAX_REDEEMED]
         namespace = self._checker.find(found.namespace)
-        there = [
-            (key, entry) for key, entry in zip(keys, namespace.index.get_many(keys), strict=True) if entry is not None
-        ]
-        return {
-            "namespace": found.namespace,
-            "seconds": max(0.0, found.deadline - monotonic()),
-            "keys": b"".join(key for key, _ in there),
-            "entries": b"".join(entry.pack() for _, entry in there),
-        }
+        entries = zip(keys, namespace.index.get_many(keys), strict=True)
+        blocks = [(key, entry) for key, entry in entries if entry]
+        return Held(found.namespace, max(0.0, found.deadline - monotonic()), blocks).message()
 
     def _release(self, message: Message) -> Message:
         self._checker.release(_ticket(message))
