@@ -16,7 +16,7 @@ import lmdb
 
 from deepinfer_kvstore.entry import Entry, Location
 from deepinfer_kvstore.environment import MAP_BYTES, Environment, boot_id
-from deepinfer_kvstore.fold import FREED, LIFE, LOST, QUEUED, SLOT, STORED, SUM, Fold, condense
+from deepinfer_kvstore.fold import FREED, LIFE, LOST, QUEUED, SLOT, STORED, SUM, TOUCHED, Fold, condense
 from deepinfer_kvstore.journal import RECORD_BYTES, JournalSet, Op, Record
 from deepinfer_kvstore.keys import Key
 
@@ -93,6 +93,11 @@ class Index:
         self._watching: tuple[int, int] | None = None
 
     @property
+    def path(self) -> Path:
+        """The directory that it is in."""
+        return self._environment.path
+
+    @property
     def needs_rebuild(self) -> bool:
         """Whether the file was found damaged. Everything is a miss until `sync` has begun a new one."""
         return self._damaged
@@ -150,17 +155,38 @@ class Index:
 
     def slots_of(self, writer: int, slab: int) -> list[tuple[int, Key, int]]:
         """Slots of a slab that hold blocks, rivals included: number, key, generation."""
+        lives = self.lives_of(writer, slab).items()
+        return [(slot, key, generation) for slot, (generation, key) in lives if key is not None]
+
+    def lives_of(self, writer: int, slab: int) -> dict[int, tuple[int, Key | None]]:
+        """What is known of each slot of a slab: generation, and key of the block; None where it is deleted."""
         prefix = SLOT.pack(writer, slab, 0)[:8]
 
-        def look(transaction: Any) -> list[tuple[int, Key, int]]:
-            found = []
+        def look(transaction: Any) -> dict[int, tuple[int, Key | None]]:
+            found: dict[int, tuple[int, Key | None]] = {}
             with transaction.cursor() as cursor:
                 more = cursor.set_range(prefix)
                 while more and cursor.key().startswith(prefix):
                     generation, state = LIFE.unpack_from(row := cursor.value())
-                    if state == STORED:
-                        found.append((SLOT.unpack(cursor.key())[2], row[LIFE.size :], generation))
+                    if state != TOUCHED:
+                        key = row[LIFE.size :] if state == STORED else None
+                        found[SLOT.unpack(cursor.key())[2]] = generation, key
                     more = cursor.next()
+            return found
+
+        return self._read(look, {}, b"slots")
+
+    def slabs(self) -> list[tuple[int, int]]:
+        """Writer and number of the slabs that records have named."""
+
+        def look(transaction: Any) -> list[tuple[int, int]]:
+            found: list[tuple[int, int]] = []
+            with transaction.cursor() as cursor:
+                more = cursor.first()
+                while more:
+                    writer, slab, _ = SLOT.unpack(cursor.key())
+                    found.append((writer, slab))
+                    more = cursor.set_range(SLOT.pack(writer, slab, 0xFFFFFFFF) + b"\0")
             return found
 
         return self._read(look, [], b"slots")
@@ -207,6 +233,10 @@ class Index:
             except (lmdb.Error, struct.error, OSError) as error:
                 self._failed(error)
         return applied
+
+    def begin_anew(self) -> None:
+        """Throw the index away: the next `sync` makes it again, and until then everything is a miss."""
+        self._damaged = True
 
     def close(self) -> None:
         """Idempotent."""

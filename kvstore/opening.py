@@ -60,7 +60,7 @@ def prepare(root: Path, descriptor: Descriptor, options: StoreOptions) -> tuple[
         except OSError as error:
             raise StoreConfigError(f"root {root} cannot be written ({error}): check owner, mount and space") from error
     _check_meta(places, descriptor)
-    slot_bytes = _slot_bytes(places)
+    slot_bytes = stored_slot_bytes(places)
     if slot_bytes != wanted.slot_bytes:
         raise StoreConfigError(
             f"{places.geometry}: slots have {slot_bytes} bytes, these options make {wanted.slot_bytes}:"
@@ -115,7 +115,12 @@ def _check_meta(places: Places, descriptor: Descriptor) -> None:
         raise StoreConfigError(f"{places.meta} describes another model or layout: purge it, or use another root")
 
 
-def _slot_bytes(places: Places) -> int:
+def stored_slot_bytes(places: Places) -> int:
+    """The slot size that the namespace was made with.
+
+    Raises:
+        StoreConfigError: its file does not say.
+    """
     try:
         slot_bytes = json.loads(places.geometry.read_text())["slot_bytes"]
     except (OSError, ValueError, TypeError, KeyError) as error:
