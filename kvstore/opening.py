@@ -13,6 +13,7 @@ from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.memory import MemoryBackend
 from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.posix import PosixBackend
+from deepinfer_kvstore.quota import Quota
 
 _memory: dict[Path, MemoryBackend] = {}
 
@@ -25,6 +26,7 @@ class Places:
         self.namespace = root / descriptor.directory
         self.meta = self.namespace / "meta.json"
         self.geometry = self.namespace / "geometry.json"
+        self.quota = self.namespace / "quota.json"
         self.writers = self.namespace / "writers"
         self.slabs = self.namespace / "slabs"
         self.journals = self.namespace / "journals"
@@ -57,6 +59,9 @@ def prepare(root: Path, descriptor: Descriptor, options: StoreOptions) -> tuple[
                 _write_whole(places.geometry, json.dumps({"slot_bytes": wanted.slot_bytes}) + "\n")
             if not places.meta.exists():
                 _write_whole(places.meta, descriptor.to_json())
+            quota = Quota(options.capacity_bytes, wanted.slot_bytes, options.retention).to_json()
+            if (known := Quota.read(places.quota)) is None or known.to_json() != quota:
+                _write_whole(places.quota, quota)
         except OSError as error:
             raise StoreConfigError(f"root {root} cannot be written ({error}): check owner, mount and space") from error
     _check_meta(places, descriptor)

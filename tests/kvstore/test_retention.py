@@ -44,6 +44,7 @@ def test_classes_from_a_command_line() -> None:
     assert ttl_seconds(retention.number("agent")) == 3600
     assert ttl_seconds(retention.number("batch")) == 120
     assert retention.number("keep") == NEVER
+    assert Retention(ttl="batch=90s").numbers["batch"] == retention.numbers["batch"]
     assert "none" in retention.numbers and "agents" not in retention.numbers
 
 
@@ -67,6 +68,7 @@ def test_other_forms_are_refused_with_the_form(text: str) -> None:
         ({"reclaim": "shred"}, "'shred'"),
         ({"default_class": "chats"}, "'chats'"),
         ({"ttl": {"agent": 0}}, "time to live of 0 s"),
+        ({"ttl": "agent=3"}, "'agent=3'"),
     ],
 )
 def test_what_cannot_be_kept_to_is_refused_at_once(options: dict[str, object], said: str) -> None:
