@@ -28,6 +28,7 @@ class Fill:
     """What watermarks are compared with."""
 
     slot_bytes: int
+    """Bytes that a slot takes on one disk."""
     used_blocks: int
     """Slots that hold blocks, of all writers."""
     capacity_blocks: int

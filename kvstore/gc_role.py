@@ -11,6 +11,7 @@ from deepinfer_kvstore.namespaces import Namespace
 from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.quota import Quota
 from deepinfer_kvstore.scribe import Scribe
+from deepinfer_kvstore.stripe_set import Stripe
 
 LEASE_SECONDS = 30.0
 SHARE = 0.2
@@ -23,6 +24,8 @@ class _NamespaceCollector:
     def __init__(self, namespace: Namespace, quota: Quota) -> None:
         self.namespace = namespace
         self.quota = quota
+        stripe = Stripe.read(namespace.directory.parent)
+        self._disk_slot_bytes = stripe.code.stored_bytes(quota.slot_bytes) if stripe else quota.slot_bytes
         self._scribe = Scribe(namespace.directory, namespace.descriptor.digest(), lease_s=LEASE_SECONDS)
         self._journals = JournalSet([namespace.directory / "journals"], namespace.descriptor.digest())
         self._disks = Disks([namespace.directory / "slabs"])
@@ -55,7 +58,7 @@ class _NamespaceCollector:
     def _fill(self) -> Fill:
         slot_bytes, capacity_bytes = self.quota.slot_bytes, self.quota.capacity_bytes
         used = self.namespace.index.totals().slots
-        return Fill(slot_bytes, used, capacity_bytes // slot_bytes, self._disks.fullest())
+        return Fill(self._disk_slot_bytes, used, capacity_bytes // slot_bytes, self._disks.fullest())
 
 
 class Collectors:

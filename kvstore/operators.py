@@ -88,7 +88,7 @@ def appending(namespace: Namespace) -> Iterator[Callable[[Sequence[Record]], Non
     directory = namespace.directory
     shared = is_network(file_system_type(directory))
     claims = Claims(
-        directory / "writers", [directory / "journals"], namespace.descriptor.digest(), _NO_SLABS,
+        [directory / "writers"], [directory / "journals"], namespace.descriptor.digest(), _NO_SLABS,
         lease_s=LEASE_SECONDS, shared=shared,
     )  # fmt: skip
     writer = claims.claim()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+from deepinfer_kvstore.code import Code
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.header import SECRET_BYTES
 from deepinfer_kvstore.posix import Direct
@@ -24,6 +25,12 @@ class StoreOptions:
     """posix (a local disk or a 3FS mount) or memory (ends with the process)."""
     slab_bytes: int = 1 << 30
     """Size of one slab file, reserved when it is made."""
+    ec: str = ""
+    """Erasure code "k+m" over `roots`, as "10+2"; empty: one root, no code."""
+    roots: tuple[Path, ...] = ()
+    """With `ec`, the k + m roots in their order; the store's root is the first of them."""
+    ec_margin: int = 0
+    """A write succeeds when k + `ec_margin` roots have it. More than 0: with m roots lost, nothing is stored."""
     power_of_two_slots: bool = False
     """Slots as large as 3FS chunks, so that 3FS takes the space of a collected slot back."""
     direct: Direct = "auto"
@@ -65,6 +72,8 @@ class StoreOptions:
         """
         if self.backend not in BACKENDS:
             raise StoreConfigError(f"backend {self.backend!r}: there are {', '.join(BACKENDS)}")
+        if self.ec or self.roots:
+            self._check_code()
         if self.direct not in get_args(Direct):
             raise StoreConfigError(f"direct {self.direct!r}: it is auto, on or off")
         if self.secret is not None and len(self.secret) != SECRET_BYTES:
@@ -87,3 +96,12 @@ class StoreOptions:
                 f"capacity_bytes is {self.capacity_bytes}, one slab takes {self.slab_bytes}:"
                 " raise capacity_bytes or lower slab_bytes"
             )
+
+    def _check_code(self) -> None:
+        code = Code.parse(self.ec)
+        if len(self.roots) != code.shards:
+            raise StoreConfigError(f"{len(self.roots)} roots for ec {self.ec}: it needs {code.shards}")
+        if not 0 <= self.ec_margin <= code.parity:
+            raise StoreConfigError(f"ec_margin is {self.ec_margin}, it must be 0 to {code.parity} with ec {self.ec}")
+        if self.backend == "memory":
+            raise StoreConfigError("ec with backend 'memory': memory has no roots to lose, leave one of them out")

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from deepinfer_kvstore.entry import Entry
+from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.header import Seal
 from deepinfer_kvstore.inspection import Inspector, Orphan
 from deepinfer_kvstore.keys import Key
@@ -14,6 +15,7 @@ from deepinfer_kvstore.namespaces import Namespace
 from deepinfer_kvstore.opening import Places, stored_slot_bytes
 from deepinfer_kvstore.operators import ages, disk_bytes, leases
 from deepinfer_kvstore.retention import ttl_seconds
+from deepinfer_kvstore.stripe_set import Stripe
 
 Report = dict[str, Any]
 Progress = Callable[[int, int], object]
@@ -29,9 +31,12 @@ def named(namespace: Namespace) -> Report:
 
 def inspector(namespace: Namespace, secret: bytes | None) -> Inspector:
     """Raises:
-    StoreConfigError: a secret of the wrong length, no slot size.
+    StoreConfigError: a secret of the wrong length, no slot size, a root that holds shards.
     """
-    places = Places(namespace.directory.parent, namespace.descriptor)
+    root = namespace.directory.parent
+    if Stripe.read(root):
+        raise StoreConfigError(f"root {root} is one of a stripe set: its slabs hold shards, not blocks")
+    places = Places([root], namespace.descriptor)
     seal = Seal(namespace.descriptor.digest(), secret)
     return Inspector(places.slabs, stored_slot_bytes(places), namespace.index, seal, namespace.sync)
 
@@ -73,7 +78,7 @@ def stats(namespace: Namespace, progress: Progress | None) -> Report:
         OSError: the root cannot be read.
     """
     totals = namespace.index.totals()
-    places = Places(namespace.directory.parent, namespace.descriptor)
+    places = Places([namespace.directory.parent], namespace.descriptor)
     slot_bytes = stored_slot_bytes(places)
     disk = os.statvfs(namespace.directory)
     writers = leases(namespace.directory)
@@ -85,7 +90,7 @@ def stats(namespace: Namespace, progress: Progress | None) -> Report:
         "slots_used": totals.slots,
         "slots": sum(path.stat().st_size for path in places.slabs.glob("*.slab")) // slot_bytes,
         "slab_disk_bytes": disk_bytes(places.slabs, "*.slab"),
-        "journal_bytes": disk_bytes(places.journals, "*.log"),
+        "journal_bytes": disk_bytes(namespace.directory / "journals", "*.log"),
         "disk_bytes": disk.f_blocks * disk.f_frsize,
         "disk_free_bytes": disk.f_bavail * disk.f_frsize,
         "tenants": {f"{tag:08x}": _sums(sums) for tag, sums in totals.by_tenant.items()},

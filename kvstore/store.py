@@ -31,7 +31,7 @@ from deepinfer_kvstore.opening import Places, check_space, default_index_dir, op
 from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.publisher import Publication, Publisher
-from deepinfer_kvstore.slabs import OpenSlabs
+from deepinfer_kvstore.slabs import OpenSlabs, max_open
 from deepinfer_kvstore.stats import Counters, Drop, Miss, Stats
 from deepinfer_kvstore.stores import Labels, Put, Stores
 from deepinfer_kvstore.suspects import Suspects
@@ -114,14 +114,14 @@ class Store:
         self._backend = backend
         self._clock_ms = clock_ms
         self._geometry = geometry
-        self._journals = JournalSet([places.journals], descriptor.digest())
+        self._journals = JournalSet(places.journals, descriptor.digest())
         self._claims = Claims(
             places.writers,
-            [places.journals],
+            places.journals,
             descriptor.digest(),
             geometry,
             lease_s=options.lease_s,
-            shared=is_network(file_system_type(places.root)),
+            shared=any(is_network(file_system_type(root)) for root in places.roots),
         )
         self._holdings: Holdings | None = None
         if options.read_only:
@@ -133,10 +133,11 @@ class Store:
         self._touched: dict[Key, tuple[int, int]] = {}
         self._touch_lock = Lock()
         self._next_touch = self._next_beat = self._next_give_back = time.monotonic()
-        self._disks = Disks([places.slabs] if options.backend == "posix" else [])
+        self._disk_slot_bytes = places.disk_slot_bytes(geometry.slot_bytes)
+        self._disks = Disks(places.disks if options.backend == "posix" else [])
         self._is_full = False
         self._closed = False
-        self._slabs = OpenSlabs(backend)
+        self._slabs = OpenSlabs(backend, max_open(places.stripe_set.code.shards if places.stripe_set else 1))
         self._load_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
         self._store_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
         self._publisher = Publisher(self._append, self._fold, self._each_round, options.sync_interval_s)
@@ -318,7 +319,7 @@ class Store:
     def _fill(self) -> Fill:
         slot_bytes = self._geometry.slot_bytes
         used = self.index.totals().slots
-        return Fill(slot_bytes, used, self.options.capacity_bytes // slot_bytes, self._disks.fullest())
+        return Fill(self._disk_slot_bytes, used, self.options.capacity_bytes // slot_bytes, self._disks.fullest())
 
     def _refusal(self) -> Drop | None:
         if self._holdings is None or self._closed:
