@@ -358,3 +358,22 @@ def test_a_closed_store_misses_and_drops(tmp_path: Path) -> None:
     store.delete([key(1)])
     store.sync()
     assert store.stats().hits == 0
+
+
+def test_a_slab_made_anew_under_the_name_of_one_that_is_still_open(tmp_path: Path) -> None:
+    """An owner gave an empty slab back, and began another one of that number after its next start."""
+    writer = open_store(tmp_path)
+    put(writer, range(3))
+    reader = open_store(tmp_path, index_dir=tmp_path / "reader")
+    assert get(reader, range(3)) == [payload(n) for n in range(3)]
+    writer.delete([key(n) for n in range(3)])
+    writer.sync()
+    writer.close()
+    slab_of(tmp_path).unlink()
+    writer = open_store(tmp_path)
+    put(writer, range(10, 13))
+    reader.sync()
+    assert get(reader, range(10, 13)) == [payload(n) for n in range(10, 13)]
+    assert reader.stats().misses == {}
+    reader.close()
+    writer.close()
