@@ -1,4 +1,4 @@
-"""What this process may write: its identity, its slabs, and their slots."""
+"""What this process may write: its identity, those of dead writers that it took over, their slabs, and the slots."""
 
 from collections.abc import Callable
 from itertools import count
@@ -24,7 +24,11 @@ _COUNTER_BITS = 32
 
 
 class Holdings:
-    """One identity's slabs. Thread-safe."""
+    """The slabs of this process. Thread-safe.
+
+    It writes journals and new slabs under its first identity. Further ones, of writers that died, are taken over when
+    slots are wanting: otherwise nobody could use the space of a node that is gone.
+    """
 
     def __init__(
         self,
@@ -43,8 +47,10 @@ class Holdings:
         A slab is added while those of all writers are not above `grow_below_bytes`, and stay within `capacity_bytes`.
         """
         self.writer = writer
-        self.compactor = Compactor(writer.journal, index, writer.held)
-        self.slots = Slots(geometry.slab_slots, quarantine_seconds, clock)
+        self.compactor = Compactor(writer.journal, index, self.held)
+        self.slots = Slots(quarantine_seconds, clock)
+        self._writers = {writer.id: writer}
+        self._is_short = False
         self._backend = backend
         self._geometry = geometry
         self._capacity_bytes = capacity_bytes
@@ -81,17 +87,46 @@ class Holdings:
             quarantine_seconds=quarantine_seconds, clock=clock,
         )  # fmt: skip
         try:
-            # From here on the index keeps for us which slots are freed, so none is missed between the two calls.
-            index.sync(journals, owner=writer.id)
-            for owner, slab in filter(None, map(parse_slab_name, backend.names())):
-                if owner == writer.id:
-                    live = [(slot, generation) for slot, _, generation in index.slots_of(owner, slab)]
-                    held.slots.add(owner, slab, live)
-                    held._next_slab = max(held._next_slab, slab + 1)
+            held._take_slabs(writer, index, journals)
         except BaseException:
             writer.release()
             raise
         return held
+
+    def owners(self) -> list[int]:
+        """Our identities."""
+        return list(self._writers)
+
+    def held(self) -> bool:
+        """Whether all of our identities are still ours."""
+        return all(writer.held() for writer in list(self._writers.values()))
+
+    def beat(self) -> None:
+        """Show that this process lives, and keep the journals short; to be called several times a lease."""
+        for writer in list(self._writers.values()):
+            writer.beat()
+        self.compactor.keep_short(self.owners()[1:])
+
+    def adopt(self, claims: Claims, index: Index, journals: JournalSet) -> bool:
+        """If slots are wanting, take the slabs of a dead writer over; whether there was one.
+
+        Raises:
+            OSError: the root cannot be written.
+        """
+        if not self._is_short:
+            return False
+        self._is_short = False
+        writer = claims.adopt(of_any_length=True)
+        if writer is None:
+            return False
+        self._writers[writer.id] = writer
+        self._take_slabs(writer, index, journals)
+        return True
+
+    def release(self) -> None:
+        """Let other processes go on with our identities. Idempotent."""
+        for writer in self._writers.values():
+            writer.release()
 
     def take(self, slots: int) -> list[Run]:
         """Up to `slots` free slots, in few runs; from a new slab where the old ones are full.
@@ -116,7 +151,7 @@ class Holdings:
 
     def fill(self, run: Run, slot: int) -> Location:
         """The location of the block that slot number `slot` of a taken run is to hold."""
-        generation = self.writer.epoch << _COUNTER_BITS | next(self._counter)
+        generation = self._writers[run.writer].epoch << _COUNTER_BITS | next(self._counter)
         location = Location(run.writer, run.slab, run.first + slot, generation)
         self.slots.fill(location)
         return location
@@ -142,6 +177,16 @@ class Holdings:
                 self._backend.remove(names[-1])
         return names
 
+    def _take_slabs(self, writer: Writer, index: Index, journals: JournalSet) -> None:
+        # From here on the index keeps for us which slots are freed, so none is missed between the two calls.
+        index.sync(journals, self.owners())
+        for owner, slab in filter(None, map(parse_slab_name, self._backend.names())):
+            if owner == writer.id:
+                live = [(slot, generation) for slot, _, generation in index.slots_of(owner, slab)]
+                self.slots.add(owner, slab, writer.slab_slots, live)
+                if writer is self.writer:
+                    self._next_slab = max(self._next_slab, slab + 1)
+
     def _grow(self) -> bool:
         with self._growing:
             if self.slots.counts()[0]:
@@ -152,6 +197,7 @@ class Holdings:
             slab_bytes, used = self._geometry.slab_bytes, len(self._backend.names()) * self._geometry.slab_bytes
             room = min(self._capacity_bytes - used, self._backend.free_bytes())
             if room < slab_bytes or used > self._grow_below_bytes:
+                self._is_short = True
                 return False
             while True:
                 number = self._next_slab
@@ -163,6 +209,6 @@ class Holdings:
                 except FileExistsError:
                     continue
                 slab.close()
-                self.slots.add(self.writer.id, number)
+                self.slots.add(self.writer.id, number, self._geometry.slab_slots)
                 self._full_until = 0.0
                 return True

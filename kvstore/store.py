@@ -280,7 +280,7 @@ class Store:
         self._slabs.close()
         self._backend.close()
         if self._holdings:
-            self._holdings.writer.release()
+            self._holdings.release()
             self._holdings.compactor.wait(self.options.io_timeout_s)
         self._journals.close()
         self.index.close()
@@ -369,22 +369,23 @@ class Store:
 
     def _append(self, records: Sequence[Record]) -> int:
         """Append to our journal: all records, or the first few of them."""
-        writer = self._held().writer
-        if not writer.held():
+        holdings = self._held()
+        if not holdings.held():
             return 0
+        journal = holdings.writer.journal
         try:
-            kept = writer.journal.append(records)
+            kept = journal.append(records)
             if self.options.fsync:
-                writer.journal.sync()
+                journal.sync()
         except OSError as error:
             self._store_breaker.failed()
-            _log.warning("kv store: journal %s: %s", writer.journal.name, error)
+            _log.warning("kv store: journal %s: %s", journal.name, error)
             return 0
         return kept
 
     def _fold(self) -> Applied:
         holdings = self._holdings
-        applied = self.index.sync(self._journals, owner=holdings.writer.id if holdings else None)
+        applied = self.index.sync(self._journals, holdings.owners() if holdings else ())
         if holdings:
             for location in applied.freed:
                 holdings.slots.retire(location)
@@ -397,26 +398,26 @@ class Store:
             return
         if now >= self._next_beat:
             self._next_beat = now + self.options.lease_s / 4
-            self._holdings.writer.beat()
-            self._holdings.compactor.keep_short()
-        if not self._holdings.writer.held():
+            self._holdings.beat()
+        if not self._holdings.held():
             self._begin_anew()
         if now >= self._next_give_back:
             self._next_give_back = now + GIVE_BACK_SECONDS
             self._give_back()
+            self._adopt()
         if now >= self._next_touch:
             self._next_touch = now + self.options.touch_interval_s
             self._write_touches()
 
     def _begin_anew(self) -> None:
         """Another process took us for dead and has our identity: go on as another."""
-        lost = self._held().writer
+        lost = self._held()
         try:
             self._holdings = self._take_up()
         except OSError as error:
             _log.warning("kv store: no new writer identity: %s", error)
             return
-        _log.warning("kv store: writer %08x was taken over, now %08x", lost.id, self._holdings.writer.id)
+        _log.warning("kv store: writer %08x was taken over, now %08x", lost.writer.id, self._holdings.writer.id)
         lost.release()
 
     def _give_back(self) -> None:
@@ -425,6 +426,13 @@ class Store:
                 self._slabs.forget(name)
         except OSError as error:
             _log.warning("kv store: an empty slab could not be removed: %s", error)
+
+    def _adopt(self) -> None:
+        try:
+            if self._held().adopt(self._claims, self.index, self._journals):
+                _log.info("kv store: the slabs of a writer that ended are ours now")
+        except OSError as error:
+            _log.warning("kv store: no slabs can be taken over: %s", error)
 
     def _write_touches(self) -> None:
         with self._touch_lock:

@@ -110,6 +110,7 @@ class Writer:
         """Use `claim`."""
         self.id = holder.writer
         self.epoch = holder.epoch
+        self.slab_slots = holder.slab_slots
         self.journal = journal
         self._lease = lease
         self._holder = holder
@@ -184,11 +185,17 @@ class Claims:
         """
         return self.adopt() or self._new()
 
-    def adopt(self) -> Writer | None:
-        """The identity of a dead writer whose slabs are cut as ours."""
+    def adopt(self, *, of_any_length: bool = False) -> Writer | None:
+        """The identity of a dead writer whose slabs are cut as ours; or `of_any_length`, if only slots must agree.
+
+        Raises:
+            OSError: no directory can be written.
+        """
         for name in sorted({name for name in _names(self._writers) if name.endswith(".lease")}):
             holder = self._holder(name)
-            if holder and Geometry(holder.slot_bytes, holder.slab_slots) == self._geometry:
+            if holder is None or holder.slot_bytes != self._geometry.slot_bytes:
+                continue
+            if of_any_length or holder.slab_slots == self._geometry.slab_slots:
                 writer = self._take(name, holder)
                 if writer:
                     return writer
@@ -206,7 +213,7 @@ class Claims:
         try:
             # Of those who see the same silence, one creates the journal of the next epoch.
             if not (self._shared and not lease.silent(self._lease_s)) and self._holder(name) == holder:
-                return self._begin(lease, holder.writer, self._last_epoch(holder) + 1)
+                return self._begin(lease, holder.writer, self._last_epoch(holder) + 1, holder.slab_slots)
         except FileExistsError:
             pass
         except BaseException:
@@ -223,14 +230,13 @@ class Claims:
             except FileExistsError:
                 continue
             if lease is not None:
-                return self._begin(lease, writer, 1)
+                return self._begin(lease, writer, 1, self._geometry.slab_slots)
         raise FileExistsError(errno.EEXIST, f"no free writer identity in {_NEW_TRIES} tries", str(self._writers[0]))
 
-    def _begin(self, lease: Lease, writer: int, epoch: int) -> Writer:
+    def _begin(self, lease: Lease, writer: int, epoch: int, slab_slots: int) -> Writer:
         journal = JournalWriter(self._journals, writer, epoch, self._namespace)
-        geometry = self._geometry
         token, host = secrets.token_hex(16), os.uname().nodename
-        holder = Holder(writer, epoch, geometry.slot_bytes, geometry.slab_slots, token, host, os.getpid())
+        holder = Holder(writer, epoch, self._geometry.slot_bytes, slab_slots, token, host, os.getpid())
         lease.write(holder)
         return Writer(lease, holder, journal, self._lease_s, self._clock)
 
