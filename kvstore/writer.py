@@ -204,6 +204,7 @@ class Claims:
     def _holder(self, name: str) -> Holder | None:
         """The last one: a replica on a root that was away may name one before."""
         found = [holder for directory in self._writers if (holder := Holder.read(directory / name))]
+        found = [holder for holder in found if _lease_name(holder.writer) == name]
         return max(found, key=lambda holder: holder.epoch, default=None)
 
     def _take(self, name: str, holder: Holder) -> Writer | None:
@@ -212,8 +213,10 @@ class Claims:
             return None
         try:
             # Of those who see the same silence, one creates the journal of the next epoch.
-            if not (self._shared and not lease.silent(self._lease_s)) and self._holder(name) == holder:
-                return self._begin(lease, holder.writer, self._last_epoch(holder) + 1, holder.slab_slots)
+            epoch = self._last_epoch(holder) + 1
+            silent = not self._shared or lease.silent(self._lease_s)
+            if silent and epoch < 1 << 32 and self._holder(name) == holder:
+                return self._begin(lease, holder.writer, epoch, holder.slab_slots)
         except FileExistsError:
             pass
         except BaseException:
@@ -226,7 +229,7 @@ class Claims:
         for _ in range(_NEW_TRIES):
             writer = secrets.randbits(32)
             try:
-                lease = self._locked(f"{writer:08x}.lease", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                lease = self._locked(_lease_name(writer), os.O_RDWR | os.O_CREAT | os.O_EXCL)
             except FileExistsError:
                 continue
             if lease is not None:
@@ -281,6 +284,10 @@ class Claims:
             # A shared file system may have no locks; leases do without.
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK) or not self._shared:
                 raise
+
+
+def _lease_name(writer: int) -> str:
+    return f"{writer:08x}.lease"
 
 
 def _names(directories: Sequence[Path]) -> list[str]:
