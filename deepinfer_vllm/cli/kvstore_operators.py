@@ -52,7 +52,7 @@ def check(
     with _opened(root, index_dir, namespace) as namespaces:
         secret = _secret(secret_file)
         for each in namespaces:
-            with _progress("reading slots") as progress:
+            with progress_bar("reading slots") as progress:
                 found.append(reports.check(each, secret, None if everything else sample, progress))
     _print(found, as_json, check_lines)
     if any(report["damaged"] for report in found):
@@ -85,7 +85,7 @@ def repair(
             looking = reports.inspector(each, secret)
             if not keep_index:
                 each.index.begin_anew()
-            with _progress("reading slots") as progress, appending(each) as append:
+            with progress_bar("reading slots") as progress, appending(each) as append:
                 done = rebuild.repair(looking.everything(progress), append)
             each.sync()
             counts = {"adopted": done.adopted, "dropped": dict(done.dropped), "left": dict(done.left)}
@@ -110,7 +110,7 @@ def stats(
     found: list[Report] = []
     with _opened(root, index_dir, namespace) as namespaces:
         for each in namespaces:
-            with _progress("reading the index") as progress:
+            with progress_bar("reading the index") as progress:
                 found.append(reports.stats(each, progress if ages else None))
     _print(found, as_json, stats_lines)
 
@@ -137,7 +137,7 @@ def ls(
     found: list[Report] = []
     with _opened(root, index_dir, namespace) as namespaces:
         for each in namespaces:
-            with _progress("reading the index") as progress:
+            with progress_bar("reading the index") as progress:
                 chosen = listing(each.index, oldest=oldest, limit=limit, match=match, progress=progress)
             found.append({**reports.named(each), "blocks": [reports.block(*block) for block in chosen]})
     _print(found, as_json, ls_lines)
@@ -175,7 +175,7 @@ def purge(
         for each in namespaces:
             if remove and any(lease.alive for lease in leases(each.directory)):
                 raise CommandError(f"kvstore purge: --remove: {each.directory} has live writers: stop the engines")
-            with _progress("reading the index") as progress:
+            with progress_bar("reading the index") as progress:
                 blocks, held = chosen(each.index, match, progress)
             report = {**reports.named(each), "blocks": blocks, "bytes": held, "deleted": 0, "removed": False}
             if not dry_run:
@@ -217,7 +217,7 @@ def _opened(root: Path, index_dir: Path | None, name: str | None) -> "Iterator[l
 
 
 @contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], object]]:
+def progress_bar(label: str) -> Iterator[Callable[[int, int], object]]:
     """Shows how far a scan is, where somebody looks."""
     with typer.progressbar(length=100, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         yield lambda done, total: bar.update(100 * done // max(total, 1) - bar.pos)
