@@ -53,16 +53,13 @@ class Compactor:
         self._next = monotonic() + PAUSE_SECONDS
         self._thread: Thread | None = None
 
-    def keep_short(self, dead: Collection[int] = ()) -> None:
-        """Compact on a thread of its own when it is worthwhile. To be called as often as one likes; does not wait.
-
-        `dead` are writers whose identities this process has taken over.
-        """
+    def keep_short(self) -> None:
+        """Compact on a thread of its own when it is worthwhile. To be called as often as one likes; does not wait."""
         if monotonic() < self._next or (self._thread and self._thread.is_alive()):
             return
         self._next = monotonic() + PAUSE_SECONDS
-        if self.worthwhile(dead):
-            self._thread = Thread(target=self._compact_or_warn, args=(dead,), name="kvstore-compaction", daemon=True)
+        if self.worthwhile():
+            self._thread = Thread(target=self._compact_or_warn, name="kvstore-compaction", daemon=True)
             self._thread.start()
 
     def wait(self, seconds: float) -> bool:
@@ -71,9 +68,9 @@ class Compactor:
             self._thread.join(seconds)
         return not (self._thread and self._thread.is_alive())
 
-    def worthwhile(self, dead: Collection[int] = ()) -> bool:
+    def worthwhile(self) -> bool:
         """Whether the writer's journals have doubled since they were last compacted, or lie in many files."""
-        closed = self._closed(dead)
+        closed = self._closed(())
         records = self._journal.records + sum(closed.values()) // RECORD_BYTES
         return records >= MIN_RECORDS + 2 * self._kept or len(closed) >= MAX_FILES
 
@@ -104,9 +101,9 @@ class Compactor:
         self._kept = kept
         return Compacted(len(closed), read, kept)
 
-    def _compact_or_warn(self, dead: Collection[int]) -> None:
+    def _compact_or_warn(self) -> None:
         try:
-            done = self.compact(dead)
+            done = self.compact()
         except OSError as error:
             _log.warning("kv store: journal %s: not compacted: %s", self._journal.name, error)
         else:

@@ -143,7 +143,7 @@ class _StoreRun:
         if not stores.breaker.admit():
             return stores.drop(puts, Drop.BREAKER)
         holdings = stores.holdings()
-        if not holdings.held():
+        if not holdings.writer.held():
             return stores.drop(puts, Drop.LEASE)
         try:
             runs = holdings.take(len(puts))

@@ -10,10 +10,12 @@
 | `add_cpu_collectives` | 0.32, 0.33, CPU | its communicator cannot gather or scatter unequal parts | vLLM's can |
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
+| `flush_before_zeroing` | 0.32, 0.33, runner V2 | it zeroes blocks still to be copied | it asks the connector first |
 """
 
 from deepinfer_vllm.compat.connector_config import hook_connector_config
 from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
+from deepinfer_vllm.compat.early_flush import flush_before_zeroing
 from deepinfer_vllm.compat.image_errors import blame_the_sender
 from deepinfer_vllm.compat.model_config import hook_model_config
 from deepinfer_vllm.compat.prompt_embeds import refuse_prompt_embeds
@@ -25,6 +27,7 @@ __all__ = [
     "BATCH_FACTS",
     "add_cpu_collectives",
     "blame_the_sender",
+    "flush_before_zeroing",
     "hook_connector_config",
     "hook_model_config",
     "hook_runner",

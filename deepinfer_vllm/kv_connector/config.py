@@ -34,6 +34,12 @@ class ConnectorConfig(BaseModel):
     """Blocks of the engine in one stored block. More makes larger transfers and coarser hits."""
     self_describing_kv_events: bool = True
     """Events say which tokens a block holds: without, a router cannot use them."""
+    swa_bytes: int = Field(default=0, ge=0)
+    """Host memory for snapshots of sliding windows where turns end; 0: none, and windows are computed again."""
+    swa_per_sequence: int = Field(default=2, ge=1)
+    """The newest snapshots of a conversation that are kept."""
+    swa_expiry_s: float = Field(default=600, gt=0)
+    """How long a snapshot is kept after its last use."""
     weights: str | None = Field(default=None, min_length=1)
     """Name of the weights' revision where the checkpoint's own cannot be trusted: two engines with the same name and
     the same config.json share blocks."""

@@ -6,21 +6,22 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
+from deepinfer_vllm import compat
 from deepinfer_vllm.kv_connector.config import SPEC, TIER, ConnectorConfig
 from deepinfer_vllm.kv_connector.layout import describe
 from deepinfer_vllm.kv_connector.request import refused
 from deepinfer_vllm.kv_connector.settle import settle
+from deepinfer_vllm.kv_connector.snapshot_connector import SnapshotConnector
 from deepinfer_vllm.kv_connector.transfers import StoreConnectorWorker, TransferReport
 
 OffloadingSpecFactory.register_spec(SPEC, "deepinfer_vllm.kv_connector.spec", SPEC)
 SecondaryTierFactory.register_tier(TIER, "deepinfer_vllm.kv_connector.tier", TIER)
 
 
-class DeepInfer3FSConnector(OffloadingConnector):
+class DeepInfer3FSConnector(SnapshotConnector):
     """One object in the scheduler's process, one in each rank's."""
 
     connector_worker: Any
@@ -31,6 +32,8 @@ class DeepInfer3FSConnector(OffloadingConnector):
             self._describe(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
         if self.connector_worker is not None:
+            if vllm_config.use_v2_model_runner:
+                compat.flush_before_zeroing()
             self.connector_worker = StoreConnectorWorker(self.connector_worker.spec, vllm_config, kv_cache_config)
 
     @staticmethod
@@ -45,7 +48,8 @@ class DeepInfer3FSConnector(OffloadingConnector):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """A rank's finished transfers, with the requests that must be computed because their load failed."""
         results = super().get_transfer_results(finished_req_ids)
-        results.failed_recving, self.connector_worker.failed_loads = self.connector_worker.failed_loads, set()
+        results.failed_recving |= self.connector_worker.failed_loads
+        self.connector_worker.failed_loads = set()
         return results
 
     def update_connector_output(self, connector_output: Any) -> None:

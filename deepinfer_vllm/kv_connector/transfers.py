@@ -11,15 +11,17 @@ from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, Transfe
 
 @dataclass
 class TransferReport(OffloadingWorkerMetadata):
-    """vLLM's report of a rank, with the jobs among the finished whose copy failed."""
+    """vLLM's report of a rank, with the jobs among the finished whose copy failed, and the snapshots it took by key."""
 
     failed_jobs: set[int] = field(default_factory=set)
+    snapshots: dict[bytes, bytes] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "TransferReport":
         """The report of several ranks: a job has failed where one rank's copy has."""
         whole = super().aggregate(other)
         failed = self.failed_jobs | getattr(other, "failed_jobs", set())
-        return TransferReport(whole.completed_jobs, whole.transfer_stats, failed)
+        snapshots = self.snapshots | getattr(other, "snapshots", {})
+        return TransferReport(whole.completed_jobs, whole.transfer_stats, failed, snapshots)
 
 
 class FailuresAside:
