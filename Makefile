@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-kvstore wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-kvstore soak wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ format: $(INSTALLED) ## rewrite the sources as `make check` wants them
 test: $(INSTALLED) ## every test
 	$(BIN)/python -m pytest
 
-demo: $(INSTALLED) ## serve a tiny DeepSeek-V4.1 with vLLM and talk to it
+demo: $(INSTALLED) ## serve a tiny DeepSeek-V4.1 with vLLM, talk to it, restart it and use its store
 	$(BIN)/deepinfer demo
 
 doctor: $(INSTALLED) ## what works in .venv, and what would run
@@ -65,6 +65,9 @@ bench-model: $(INSTALLED) ## speed of the model beside what this machine can do;
 
 bench-kvstore: $(INSTALLED) ## speed of the KV store: transfers, CHECK, erasure coding, inside an engine; 25 minutes, 8 GB of memory, 6 GB of disk
 	@missed=0; for part in $(sort $(wildcard benchmarks/kvstore*.py)); do $(BIN)/python $$part || missed=1; done; exit $$missed
+
+soak: $(INSTALLED) ## writers, readers and a collector on one small store that is damaged meanwhile; MINUTES=10
+	$(BIN)/python tests/soak/kvstore.py --minutes $(or $(MINUTES),10)
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	rm -rf build/lib build/bdist.*

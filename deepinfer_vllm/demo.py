@@ -1,8 +1,9 @@
 """DeepSeek-V4.1 on this machine, from nothing to answers.
 
 Writes a tiny checkpoint, serves it with `vllm serve` and this plugin, asks it for a chat completion, about two images,
-for a tool call and for JSON, and says what ran. The weights are random: the answers show that the machine works, not
-what the model knows.
+for a tool call and for JSON, and says what ran. Then it restarts the server and asks a long question again, whose KV
+cache the new server finds in the store. The weights are random: the answers show that the machine works, not what the
+model knows.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 import signal
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +26,10 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from deepinfer_vllm.checkpoint.create import create
+from deepinfer_vllm.demo_store import Asked, ask, store_flags
 from deepinfer_vllm.models.announce import MARK
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
-from deepinfer_vllm.server_process import ServerError, ServerProcess
+from deepinfer_vllm.server_process import SMALL_CPU_FLAGS, V41_FLAGS, ServerError, ServerProcess
 
 NO_THINKING = {"chat_template_kwargs": {"thinking": False}}
 
@@ -71,25 +76,49 @@ def main(directory: Path, timeout_seconds: float) -> int:
     except KeyboardInterrupt:
         print("\ndemo: interrupted", file=sys.stderr)
         return 130
-    print(f"\nDone in {time.monotonic() - start:.0f} s. All answers were well-formed; the server has stopped.")
+    print(f"\nDone in {time.monotonic() - start:.0f} s. All answers were well-formed; both servers have stopped.")
     return 0
 
 
 def run(directory: Path, timeout_seconds: float) -> None:
     """The demo, step by step."""
     checkpoint = write_checkpoint(directory)
-    step("Start `vllm serve` with the plugin")
-    with ServerProcess(checkpoint, directory / "server.log") as server:
-        wait_until_healthy(server, timeout_seconds)
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
-        model = client.models.list().data[0].id
-        chat(client, model)
-        see(client, model)
-        call_tool(client, model)
-        answer_json(client, model)
-        show_what_ran(server)
-        step("Stop the server")
-    print(f"stopped; its log is {server.log}")
+    with empty_store(directory) as flags:
+        step("Start `vllm serve` with the plugin and its store")
+        with ServerProcess(checkpoint, directory / "server.log", flags) as server:
+            client, model = connect(server, timeout_seconds)
+            chat(client, model)
+            see(client, model)
+            call_tool(client, model)
+            answer_json(client, model)
+            show_what_ran(server)
+            first = ask_long(client, model)
+            step("Stop the server, and start it again")
+        with ServerProcess(checkpoint, directory / "server-again.log", flags) as again:
+            client, model = connect(again, timeout_seconds)
+            chat(client, model)  # so that its long question, too, is not its first
+            compare(first, ask_long(client, model))
+            step("Stop the server")
+    print(f"stopped; the logs are {server.log} and {again.log}")
+
+
+@contextmanager
+def empty_store(directory: Path) -> Iterator[tuple[str, ...]]:
+    """Flags for a server that starts with an empty store, which is removed in the end."""
+    root = directory / "kv"
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "store").mkdir(parents=True)
+    try:
+        yield (*V41_FLAGS, *SMALL_CPU_FLAGS, *store_flags(root))
+    finally:
+        shutil.rmtree(root)
+
+
+def connect(server: ServerProcess, timeout_seconds: float) -> tuple[openai.OpenAI, str]:
+    """A client and the model's name, once the server answers."""
+    wait_until_healthy(server, timeout_seconds)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
+    return client, client.models.list().data[0].id
 
 
 def write_checkpoint(directory: Path) -> Path:
@@ -212,6 +241,30 @@ def show_what_ran(server: ServerProcess) -> None:
     if not built:
         raise DemoError(f"the plugin's model was not built: no line with {MARK!r} in {server.log}")
     print(f"vLLM {version}\n{built[-1]}")
+
+
+def ask_long(client: openai.OpenAI, model: str) -> Asked:
+    """A question after many rules, whose KV cache is worth keeping."""
+    step("A question with a long prompt")
+    asked = ask(client, model, "What is the capital of France?")
+    if not asked.answer:
+        raise DemoError("long prompt: no answer came back")
+    print(
+        f"prompt:   {asked.prompt_tokens} tokens, {asked.hit_tokens} of them found\nanswer:   {printable(asked.answer)}"
+    )
+    print(f"first token after {asked.seconds:.2f} s")
+    return asked
+
+
+def compare(first: Asked, again: Asked) -> None:
+    """What the store gave the second server."""
+    step("What the store gave the server that was started again")
+    if not again.hit_tokens or first.hit_tokens:
+        raise DemoError(
+            f"store: {first.hit_tokens} tokens were found at first and {again.hit_tokens} after the restart"
+        )
+    print(f"found:    {again.hit_tokens} of {again.prompt_tokens} tokens")
+    print(f"first token after {again.seconds:.2f} s, {first.seconds:.2f} s without the store's hit")
 
 
 def step(title: str) -> None:

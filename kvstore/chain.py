@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
+from typing import overload
 
 import cbor2
 
@@ -131,13 +132,28 @@ class Chain:
 
     def hashes(self) -> list[bytes]:
         """The hash of each whole block."""
-        return unpack(memoryview(self.packed)[HASH_BYTES:])
+        return list(HashRow(bytes(self.packed))[1:])
 
 
-def unpack(packed: bytes | memoryview) -> list[bytes]:
-    """Hashes that lie in a row."""
-    row = bytes(packed)
-    return [row[at : at + HASH_BYTES] for at in range(0, len(row), HASH_BYTES)]
+class HashRow(Sequence[bytes]):
+    """Hashes that lie in a row, cut out when they are looked at."""
+
+    def __init__(self, packed: bytes, places: range | None = None) -> None:
+        self._packed = packed
+        self._places = range(len(packed) // HASH_BYTES) if places is None else places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+    @overload
+    def __getitem__(self, place: slice) -> HashRow: ...
+    def __getitem__(self, place: int | slice) -> bytes | HashRow:
+        if isinstance(place, slice):
+            return HashRow(self._packed, self._places[place])
+        at = HASH_BYTES * self._places[place]
+        return self._packed[at : at + HASH_BYTES]
 
 
 def _append_python(packed: bytearray, tokens: array[int], at: int, blocks: int, size: int, keys: Keys) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from time import monotonic, time
 
-from deepinfer_kvstore.chain import Chain, unpack
+from deepinfer_kvstore.chain import Chain, HashRow
 from deepinfer_kvstore.conversations import Conversations
 from deepinfer_kvstore.hit import hit_tokens
 from deepinfer_kvstore.keys import HASH_BYTES
@@ -65,12 +65,12 @@ class Checker:
     def _check(self, request: CheckRequest) -> tuple[CheckReply, int]:
         namespace = self.find(request.namespace)
         packed, length = self._hashes(namespace, request)
-        hit = hit_tokens(namespace.index, namespace.descriptor, unpack(packed), length)
+        hit = hit_tokens(namespace.index, namespace.descriptor, HashRow(packed), length)
         ticket = b""
-        if hit.keys and request.ticket_seconds:
+        if hit.tokens and request.ticket_seconds:
             ticket = self._tickets.issue(namespace.name, hit.keys, request.ticket_seconds)
-            deepest = {key[:2]: key for key in hit.keys}  # of each schema; those before it are held with it
-            namespace.pin(deepest.values(), int(1000 * (self._clock() + request.ticket_seconds)))
+            deepest = [row[-1] for row in hit.blocks]  # those before it are held with it
+            namespace.pin(deepest, int(1000 * (self._clock() + request.ticket_seconds)))
         tail = self._conversations.keep(namespace.name, packed, request.after) if request.keep else b""
         return CheckReply(hit.tokens, hit.bytes, "store" if hit.tokens else "none", ticket, tail), length
 

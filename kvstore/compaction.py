@@ -53,13 +53,16 @@ class Compactor:
         self._next = monotonic() + PAUSE_SECONDS
         self._thread: Thread | None = None
 
-    def keep_short(self) -> None:
-        """Compact on a thread of its own when it is worthwhile. To be called as often as one likes; does not wait."""
+    def keep_short(self, dead: Collection[int] = ()) -> None:
+        """Compact on a thread of its own when it is worthwhile. To be called as often as one likes; does not wait.
+
+        `dead` are writers whose identities this process has taken over.
+        """
         if monotonic() < self._next or (self._thread and self._thread.is_alive()):
             return
         self._next = monotonic() + PAUSE_SECONDS
-        if self.worthwhile():
-            self._thread = Thread(target=self._compact_or_warn, name="kvstore-compaction", daemon=True)
+        if self.worthwhile(dead):
+            self._thread = Thread(target=self._compact_or_warn, args=(dead,), name="kvstore-compaction", daemon=True)
             self._thread.start()
 
     def wait(self, seconds: float) -> bool:
@@ -68,9 +71,9 @@ class Compactor:
             self._thread.join(seconds)
         return not (self._thread and self._thread.is_alive())
 
-    def worthwhile(self) -> bool:
+    def worthwhile(self, dead: Collection[int] = ()) -> bool:
         """Whether the writer's journals have doubled since they were last compacted, or lie in many files."""
-        closed = self._closed(())
+        closed = self._closed(dead)
         records = self._journal.records + sum(closed.values()) // RECORD_BYTES
         return records >= MIN_RECORDS + 2 * self._kept or len(closed) >= MAX_FILES
 
@@ -101,9 +104,9 @@ class Compactor:
         self._kept = kept
         return Compacted(len(closed), read, kept)
 
-    def _compact_or_warn(self) -> None:
+    def _compact_or_warn(self, dead: Collection[int]) -> None:
         try:
-            done = self.compact()
+            done = self.compact(dead)
         except OSError as error:
             _log.warning("kv store: journal %s: not compacted: %s", self._journal.name, error)
         else:

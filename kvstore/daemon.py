@@ -42,7 +42,7 @@ class DaemonOptions:
     """How a daemon is started."""
 
     root: Path
-    roles: Sequence[str] = ("check", "index")
+    roles: Sequence[str] = ("check", "index", "gc")
     index_dir: Path | None = None
     """Local directory of indexes; the default is the engines' own."""
     socket: Path | None = None

@@ -16,11 +16,12 @@ from zlib import crc32
 from deepinfer_kvstore.aio import Rings
 from deepinfer_kvstore.arena import Arenas
 from deepinfer_kvstore.backend import Backend
+from deepinfer_kvstore.code import Code
 from deepinfer_kvstore.erasure_counters import Counters
 from deepinfer_kvstore.erasure_slab import ErasureSlab
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.root_lane import Lane
-from deepinfer_kvstore.shards import Code, Shards, Write
+from deepinfer_kvstore.shards import Shards, Write
 from deepinfer_kvstore.votes import Votes
 
 GRACE_SECONDS = 0.2

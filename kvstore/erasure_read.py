@@ -2,7 +2,7 @@
 
 import errno
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepinfer_kvstore.aio import Read, Ring
-from deepinfer_kvstore.backend import Buffers
+from deepinfer_kvstore.shards import Rows
 
 if TYPE_CHECKING:
     from deepinfer_kvstore.erasure import ErasureBackend
@@ -21,15 +21,18 @@ _COMPUTED_BYTES_PER_SECOND = 2e9
 """Bytes of slots, each lacking one data shard, that zfec makes whole in a second, about."""
 
 
+Chosen = list[list[int]]
+"""For each slot of a run the numbers of k shards of one write; fewer where there are not so many."""
+
+
 class ShardRead:
     """A read, used once, by one thread. The roots' threads write into its arena, never into the caller's buffers."""
 
-    def __init__(self, backend: "ErasureBackend", slab: "ErasureSlab", first_slot: int, buffers: Buffers) -> None:
+    def __init__(self, backend: "ErasureBackend", slab: "ErasureSlab", first_slot: int, slots: int) -> None:
         self._backend = backend
         self._slab = slab
         self._first = first_slot
-        self._buffers = buffers
-        self._slots = sum(buffer.nbytes for buffer in buffers) // slab.slot_bytes
+        self._slots = slots
         self._arena = backend.arenas.take(self._slots)
         self._answers: SimpleQueue[tuple[int, OSError | None]] = SimpleQueue()
         self._candidates: deque[int] = deque()  # shards to ask for next, the best first
@@ -41,20 +44,23 @@ class ShardRead:
         self._checked = 0  # as many of those that came
         self._whole: Any = np.zeros((backend.code.shards, self._slots), bool)
         self._writes: Any = np.zeros((backend.code.shards, self._slots, 2), np.uint64)
-        self._chosen: list[list[int]] = [[]] * self._slots  # k shards of one write for each slot, or none yet
+        self._chosen: Chosen = [[]] * self._slots
         self._error: OSError | None = None
         self._failed = 0
         self._over = False
 
-    def run(self) -> None:
-        """Fill the buffers; slots that cannot be put together with zeros.
+    def run(self, use: Callable[[Rows, Chosen], None]) -> None:
+        """Get the shards, and hand them to `use` in memory that is private again afterwards.
 
         Raises:
             OSError: shards are lacking that roots which fail might have, or did not come in time (ETIMEDOUT).
         """
         try:
             self._gather()
-            self._fill()
+            self._backend.counters.add(
+                reads=1, unreadable_slots=sum(len(chosen) < self._backend.code.data for chosen in self._chosen)
+            )
+            use(self._arena.rows, self._chosen)
         finally:
             self._over = True
             if self._ring:
@@ -248,15 +254,3 @@ class ShardRead:
                 writes.setdefault((count, process), []).append(index)
         best = max(writes, key=lambda write: (len(writes[write]), write), default=None)
         return writes[best][: self._backend.code.data] if best else []
-
-    def _fill(self) -> None:
-        shards, needed = self._backend.shards, self._backend.code.data
-        computed = unreadable = 0
-        for slot, pieces in enumerate(shards.by_slot(self._buffers)):
-            if len(self._chosen[slot]) == needed:
-                computed += shards.join(self._arena.rows, slot, self._chosen[slot], pieces)
-                continue
-            unreadable += 1
-            for _, piece in pieces:
-                piece[:] = bytes(piece.nbytes)
-        self._backend.counters.add(reads=1, computed_shards=computed, unreadable_slots=unreadable)

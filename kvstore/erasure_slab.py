@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from deepinfer_kvstore.backend import Backend, Buffers, Slab
-from deepinfer_kvstore.erasure_read import ShardRead
+from deepinfer_kvstore.erasure_read import Chosen, ShardRead
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.root_lane import Lane
+from deepinfer_kvstore.shards import Rows
 from deepinfer_kvstore.votes import Votes
 
 if TYPE_CHECKING:
@@ -34,12 +35,49 @@ class ErasureSlab:
 
     def readv(self, first_slot: int, buffers: Buffers) -> None:
         """See `backend.Slab`. A slot of which fewer than k good shards of one write are left reads as zeros."""
-        ShardRead(self._backend, self, first_slot, buffers).run()
+        shards, code = self._backend.shards, self._backend.code
+
+        def fill(rows: Rows, chosen: Chosen) -> None:
+            computed = 0
+            for slot, pieces in enumerate(shards.by_slot(buffers)):
+                if len(chosen[slot]) == code.data:
+                    computed += shards.join(rows, slot, chosen[slot], pieces)
+                else:
+                    for _, piece in pieces:
+                        piece[:] = bytes(piece.nbytes)
+            self._backend.counters.add(computed_shards=computed)
+
+        ShardRead(self._backend, self, first_slot, self._slots_in(buffers)).run(fill)
+
+    def shards_for(self, root: int, first_slot: int, slots: int, use: Callable[[memoryview], None]) -> int:
+        """Compute what root number `root` of the set holds of some slots, from the other roots.
+
+        `use` is given its shards as they are stored, zeros where there are none; how many of them are no zeros.
+
+        Raises:
+            OSError: see `readv`.
+        """
+        shards, code = self._backend.shards, self._backend.code
+        wanted = self.lanes.index(self._backend.lanes[root])
+        restored = 0
+
+        def restore(rows: Rows, chosen: Chosen) -> None:
+            nonlocal restored
+            for slot, indices in enumerate(chosen):
+                if len(indices) == code.data:
+                    shards.restore(rows, slot, indices, wanted)
+                    restored += 1
+                else:
+                    rows[wanted, slot] = 0
+            use(memoryview(rows[wanted].reshape(-1)))
+
+        ShardRead(self._backend, self, first_slot, slots).run(restore)
+        return restored
 
     def writev(self, first_slot: int, buffers: Buffers) -> None:
         """See `backend.Slab`. Returns when enough roots have it; the others follow, in the order of the calls."""
         backend = self._backend
-        arena = backend.arenas.take(sum(buffer.nbytes for buffer in buffers) // self.slot_bytes)
+        arena = backend.arenas.take(self._slots_in(buffers))
         votes: Votes[None] = Votes(len(self.lanes))
         try:
             backend.shards.cut(arena.rows, first_slot, buffers, backend.next_write())
@@ -78,6 +116,9 @@ class ErasureSlab:
         self.handles[index] = handle
         if self._closed:
             self._close_handle(index)
+
+    def _slots_in(self, buffers: Buffers) -> int:
+        return sum(buffer.nbytes for buffer in buffers) // self.slot_bytes
 
     def _close_handle(self, index: int) -> None:
         lane, handle = self.lanes[index], self.handles[index]

@@ -48,19 +48,21 @@ class Eviction(NamedTuple):
 class Forest:
     """The blocks of a namespace as trees of prefixes, in arrays: 40 bytes a block, a few seconds for 1 M blocks.
 
-    Blocks are added in the order of their keys, which is the index's own. Any method but `add` uses the forest up.
+    Blocks are added in the order of their keys, which is the index's own. `evictions` can be asked for once.
     """
 
-    def __init__(self, now_ms: int, pace: Pace) -> None:
-        """`now_ms`: what pins and times to live are compared with, Unix time in milliseconds."""
+    def __init__(self, now_ms: int, pace: Pace, own: int | None = None) -> None:
+        """`now_ms`: what pins and times to live are compared with, Unix time in milliseconds. `own`: a writer."""
         self._now_ms = now_ms
         self._pace = pace
+        self._own = own
         self._schemas: list[tuple[bytes, int]] = []  # and where the blocks of each begin
         self._hashes = array("Q")
         self._parents = array("Q")
         self._depths = array("I")
         self._touched_ms = array("Q")
         self._ranks = array("q")
+        self._is_own = bytearray()
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -74,6 +76,7 @@ class Forest:
         self._depths.append(entry.depth)
         self._touched_ms.append(entry.touched_ms)
         self._ranks.append(self._rank(entry))
+        self._is_own.append(entry.location.writer == self._own)
 
     def _rank(self, entry: Entry) -> int:
         used = entry.touched_ms
@@ -81,22 +84,31 @@ class Forest:
             return _STAYS if used - self._now_ms <= PIN_LIMIT_MS else used % _UNKNOWN - _UNKNOWN
         return used + _ALIVE if used + _LIFETIMES_MS[entry.ttl_class] >= self._now_ms else used
 
-    def evictions(self, blocks: int, expired_blocks: int) -> list[Eviction]:
+    def evictions(self, blocks: int, expired_blocks: int, own_blocks: int = 0) -> list[Eviction]:
         """The first blocks in the order of eviction: `blocks` for space, or as many as have expired if those are more,
-        but then at most `expired_blocks`. Blocks after others come before them.
+        but then at most `expired_blocks`; and the first `own_blocks` of `own`. Blocks after others come before them.
         """
         for start, end in self._spans():
             self._use_ancestors(start, end)
         expired = sum(rank < _ALIVE for rank in self._pace.over(self._ranks))
-        order = (
-            (rank + _UNKNOWN) << 64 | (_MASK - depth) << 32 | block
-            for block, (rank, depth) in enumerate(self._pace.over(zip(self._ranks, self._depths, strict=True)))
-            if rank < _STAYS
-        )
-        first = nsmallest(max(blocks, min(expired, expired_blocks)), order)
-        return [self._eviction(place & _MASK) for place in first]
+        first = nsmallest(max(blocks, min(expired, expired_blocks)), self._order())
+        if not own_blocks:
+            return [self._eviction(place & _MASK) for place in first]
+        chosen = bytearray(len(self))
+        for place in [
+            *first,
+            *nsmallest(own_blocks, (place for place in self._order() if self._is_own[place & _MASK])),
+        ]:
+            chosen[place & _MASK] = 1
+        return self.with_those_after(chosen)
 
-    def with_those_after(self, chosen: bytearray) -> list[Eviction]:
+    def _order(self) -> Iterator[int]:
+        """For each block that may go a number that sorts them: expired, use, depth. The last 32 bits are its place."""
+        for block, (rank, depth) in enumerate(self._pace.over(zip(self._ranks, self._depths, strict=True))):
+            if rank < _STAYS:
+                yield (rank + _UNKNOWN) << 64 | (_MASK - depth) << 32 | block
+
+    def with_those_after(self, chosen: bytearray, reason: str = "") -> list[Eviction]:
         """The blocks whose byte in `chosen`, in the order of adding, is 1, and all after them, which come first."""
         gone = []
         for start, end in self._spans():
@@ -104,7 +116,7 @@ class Forest:
             for block in reversed(order):
                 if any(chosen[parent] for parent in self._parents_of(block, start, end)):
                     chosen[block] = 1
-            gone += [self._eviction(block, "purge") for block in order if chosen[block]]
+            gone += [self._eviction(block, reason) for block in order if chosen[block]]
         return gone
 
     def _use_ancestors(self, start: int, end: int) -> None:

@@ -1,9 +1,26 @@
 """How full a store is: its slots against its capacity, and the file system that they lie on."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import NamedTuple
+
+MEASURE_SECONDS = 5.0
+"""Disks are looked at this often: on a network file system each slab is a question."""
+
+
+class Disk(NamedTuple):
+    """A file system."""
+
+    total_bytes: int = 0
+    """0: there is none to speak of."""
+    used_bytes: int = 0
+    """By whomever."""
+    own_bytes: int = 0
+    """By slabs."""
 
 
 @dataclass(frozen=True)
@@ -11,34 +28,47 @@ class Fill:
     """What watermarks are compared with."""
 
     slot_bytes: int
+    """Bytes that a slot takes on one disk."""
     used_blocks: int
     """Slots that hold blocks, of all writers."""
     capacity_blocks: int
-    disk_bytes: int = 0
-    """Size of the file system; 0 where there is none."""
-    disk_used_bytes: int = 0
-    """Bytes of it that are in use, by whomever, but for slots that the store can write again."""
+    disk: Disk = Disk()
 
-    @classmethod
-    def measure(cls, directories: Iterable[Path], slot_bytes: int, used_blocks: int, capacity_bytes: int) -> "Fill":
-        """The fill of a store whose slabs lie in `directories`; of several file systems the fullest counts.
-
-        One that cannot be read is left out: no collection could relieve it.
-        """
-        fullest = (0, 0)
-        for directory in directories:
-            try:
-                found = os.statvfs(directory)
-                with os.scandir(directory) as files:
-                    own_bytes = sum(file.stat(follow_symlinks=False).st_blocks * 512 for file in files)
-            except OSError:
-                continue
-            total = found.f_blocks * found.f_frsize
-            used = total - found.f_bavail * found.f_frsize
-            writable_again = max(0, own_bytes - used_blocks * slot_bytes)
-            fullest = max(fullest, (total, used - writable_again), key=_share)
-        return cls(slot_bytes, used_blocks, capacity_bytes // slot_bytes, *fullest)
+    @property
+    def disk_used_bytes(self) -> int:
+        """Bytes of the disk in use, but for slots that the store can write again: slabs are reserved whole."""
+        return self.disk.used_bytes - max(0, self.disk.own_bytes - self.used_blocks * self.slot_bytes)
 
 
-def _share(disk: tuple[int, int]) -> float:
-    return disk[1] / disk[0] if disk[0] else 0.0
+class Disks:
+    """The file systems under some directories of slabs. Thread-safe."""
+
+    def __init__(self, directories: Sequence[Path], clock: Callable[[], float] = monotonic) -> None:
+        self._directories = directories
+        self._clock = clock
+        self._lock = Lock()
+        self._fullest = Disk()
+        self._measure_at = clock()
+
+    def fullest(self) -> Disk:
+        """The fullest of them, as of the last few seconds. One that cannot be read is left out."""
+        with self._lock:
+            if self._clock() >= self._measure_at:
+                self._fullest = max(map(_measure, self._directories), key=_share, default=Disk())
+                self._measure_at = self._clock() + MEASURE_SECONDS
+            return self._fullest
+
+
+def _measure(directory: Path) -> Disk:
+    try:
+        found = os.statvfs(directory)
+        with os.scandir(directory) as files:
+            own_bytes = sum(file.stat(follow_symlinks=False).st_blocks * 512 for file in files)
+    except OSError:
+        return Disk()
+    total = found.f_blocks * found.f_frsize
+    return Disk(total, total - found.f_bavail * found.f_frsize, own_bytes)
+
+
+def _share(disk: Disk) -> float:
+    return disk.used_bytes / disk.total_bytes if disk.total_bytes else 0.0

@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import NamedTuple
 
 from deepinfer_kvstore.entry import Entry
 from deepinfer_kvstore.eviction import Eviction, Forest
 from deepinfer_kvstore.fill import Fill
 from deepinfer_kvstore.gc_lease import GcLease
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import Op, Record
+from deepinfer_kvstore.journal import Record
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.retention import Retention
@@ -31,6 +32,15 @@ SCAN_PAUSE_SECONDS = 60.0
 """Least time between two passes that look for expired blocks only,"""
 SCAN_PAUSE_SHARE = 50
 """and so many times what the last one took."""
+
+
+class Need(NamedTuple):
+    """A writer that has no free slot, and may not add a slab. It makes room among its own blocks, and as much again
+    among the least recently used of all: their writers give slabs back once those are empty, and this one may grow.
+    """
+
+    writer: int
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class Collector:
         append: Callable[[Sequence[Record]], object],
         sync: Callable[[], object],
         fill: Callable[[], Fill],
+        need: Callable[[], Need | None] = lambda: None,
         lease_s: float,
         pace: Pace,
         clock: Callable[[], float] = monotonic,
@@ -65,6 +76,7 @@ class Collector:
     ) -> None:
         """`append` writes to this process's journal, `sync` brings `index` up to date, `fill` says what is used.
 
+        `need` says what this process's writer lacks. That is collected whoever holds the lease.
         `clock` and `wall` are in seconds; `wall`, which may jump, judges ages of blocks and nothing else.
         """
         self._index = index
@@ -73,12 +85,14 @@ class Collector:
         self._append = append
         self._sync = sync
         self._fill = fill
+        self._need = need
         self._lease_s = lease_s
         self._pace = pace
         self._clock = clock
         self._wall = wall
         self._beat_at = self._scan_at = self._credited_at = clock()
         self._credit = retention.expired_per_hour / 60  # as much as a minute earns
+        self._ending = False
 
     def step(self) -> Collected:
         """Collect if it is this process's turn and there is reason to. To be called about once a second.
@@ -87,37 +101,54 @@ class Collector:
             OSError: the shared directory cannot be read or written; the next step begins anew.
         """
         began = self._clock()
-        if not self._leads(now=True):
+        leads = self._leads(now=True)
+        need = self._need()
+        if not leads and need is None:
             return Collected()
         self._sync()
         fill = self._fill()
-        blocks = min(self._retention.surplus_blocks(fill), PASS_BLOCKS)
-        if not blocks and began < self._scan_at:
+        blocks = min(self._retention.surplus_blocks(fill), PASS_BLOCKS) if leads else 0
+        if need is not None:
+            blocks = max(blocks, need.blocks)
+        elif not blocks and began < self._scan_at:
             return Collected(leads=True)
-        forest = self._scan()
-        expired = self._expired_blocks(fill.capacity_blocks)
-        evicted = Counter[str]()
-        if forest is not None:
-            evicted = delete(self._index, self._append, forest.evictions(blocks, expired), self._leads)
-            self._credit -= (evicted["expired"] + evicted["clock"]) / fill.capacity_blocks
-            self._sync()
+        may = self._leads if leads else lambda: not self._ending
+        forest = self._scan(may, need)
+        if forest is None:
+            return Collected()
+        evictions = forest.evictions(
+            blocks, self._expired_blocks(fill.capacity_blocks) if leads else 0, need.blocks if need else 0
+        )
+        evicted = delete(self._index, self._append, evictions, may)
+        self._credit -= (evicted["expired"] + evicted["clock"]) / fill.capacity_blocks
+        self._sync()
         took = self._clock() - began
         self._scan_at = self._clock() + max(SCAN_PAUSE_SECONDS, SCAN_PAUSE_SHARE * took)
-        return Collected(forest is not None, len(forest or ()), dict(evicted), took)
+        return Collected(leads, len(forest), dict(evicted), took)
+
+    def end(self) -> None:
+        """Let a step that another thread is in end soon, and no other do anything."""
+        self._ending = True
+
+    def release(self) -> None:
+        """Let another process collect at once."""
+        self._lease.release()
 
     def _leads(self, *, now: bool = False) -> bool:
         """Whether this process still holds the lease; it beats when there is time to."""
+        if self._ending:
+            return False
         if not now and self._clock() - self._beat_at < self._lease_s / 4:
             return True
         self._beat_at = self._clock()
         return self._lease.hold()
 
-    def _scan(self) -> Forest | None:
-        """All blocks; None when the lease was lost on the way."""
-        forest = Forest(int(self._wall() * 1000), self._pace)
+    def _scan(self, may: Callable[[], bool], need: Need | None) -> Forest | None:
+        """All blocks; None when this process may not go on."""
+        forest = Forest(int(self._wall() * 1000), self._pace, need.writer if need else None)
         after: Key | None = None
         while found := self._index.entries(after, SCAN_BLOCKS):
-            if not self._leads():
+            if not may():
                 return None
             for key, entry in self._pace.over(found):
                 forest.add(key, entry)
@@ -158,7 +189,7 @@ def delete(
             if entry.touched_ms != touched_ms or short_key in staying:
                 staying.add(key[:2] + entry.parent)
                 continue
-            records.append(Record(Op.DELETE, key, entry))
+            records.append(Record.delete(key, entry.location))
             reasons[reason] += 1
         if records:
             append(records)
@@ -190,7 +221,7 @@ def purge(
                 forest.add(key, entry)
                 chosen.append(match(key, entry))
             after = found[-1][0]
-        gone = delete(index, append, forest.with_those_after(chosen), lambda: True).total()
+        gone = delete(index, append, forest.with_those_after(chosen, "purge"), lambda: True).total()
         sync()
         if not gone:  # a deleted block's place may be taken by another writer's copy
             return purged

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
 from deepinfer_kvstore.descriptor import Descriptor, Group
 from deepinfer_kvstore.entry import Entry
@@ -22,6 +22,26 @@ class Lookup(Protocol):
         """How many leading keys are there."""
 
 
+class KeyRow(Sequence[Key]):
+    """Keys of one group's blocks, made when they are looked at: a search looks at a few of thousands."""
+
+    def __init__(self, schema: int, hashes: Sequence[bytes]) -> None:
+        self._schema = schema
+        self._hashes = hashes
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    @overload
+    def __getitem__(self, place: int) -> Key: ...
+    @overload
+    def __getitem__(self, place: slice) -> "KeyRow": ...
+    def __getitem__(self, place: int | slice) -> "Key | KeyRow":
+        if isinstance(place, slice):
+            return KeyRow(self._schema, self._hashes[place])
+        return make_key(self._schema, self._hashes[place])
+
+
 class Hit(NamedTuple):
     """What an engine would load."""
 
@@ -29,12 +49,17 @@ class Hit(NamedTuple):
     """Leading tokens that need no computing, a multiple of the hash unit. An engine computes the last token of a prompt
     always: where this is the whole prompt, one token is computed all the same."""
     bytes: int
-    """Payload of `keys`."""
-    keys: list[Key]
-    """The blocks: of a full group all, of a window group those that the window touches."""
+    """Payload of `blocks`."""
+    blocks: tuple[KeyRow, ...]
+    """By group: of a full group all leading blocks, of a window group those that the window touches."""
+
+    @property
+    def keys(self) -> list[Key]:
+        """All blocks."""
+        return [key for row in self.blocks for key in row]
 
 
-NO_HIT = Hit(0, 0, [])
+NO_HIT = Hit(0, 0, ())
 
 
 def hit_tokens(index: Lookup, descriptor: Descriptor, hashes: Sequence[bytes], tokens: int) -> Hit:
@@ -56,16 +81,16 @@ def hit_tokens(index: Lookup, descriptor: Descriptor, hashes: Sequence[bytes], t
     hit = _converge(index, full, windows, tokens - 1 if windows else tokens)
     if not hit:
         return NO_HIT
-    keys = [key for state in groups for key in state.loaded(hit)]
-    size = sum(len(state.loaded(hit)) * state.group.payload_bytes for state in groups)
+    blocks = tuple(state.loaded(hit) for state in groups)
+    size = sum(len(row) * state.group.payload_bytes for row, state in zip(blocks, groups, strict=True))
     whole_prompt = hit == tokens - 1 and tokens % descriptor.hash_tokens == 0
-    return Hit(tokens if whole_prompt else hit, size, keys)
+    return Hit(tokens if whole_prompt else hit, size, blocks)
 
 
 @dataclass
 class _GroupState:
     group: Group
-    keys: list[Key]
+    keys: KeyRow
     window: int | None
     """Blocks."""
 
@@ -73,10 +98,10 @@ class _GroupState:
         step = group.tokens_per_block // hash_tokens
         self.group = group
         self.size = group.tokens_per_block
-        self.keys = [make_key(group.schema, block_hash) for block_hash in hashes[step - 1 :: step]]
+        self.keys = KeyRow(group.schema, hashes[step - 1 :: step])
         self.window = None if group.window_tokens is None else _blocks(group.window_tokens, self.size)
 
-    def loaded(self, tokens: int) -> list[Key]:
+    def loaded(self, tokens: int) -> KeyRow:
         """Keys of the blocks that a hit of `tokens` tokens loads."""
         keys = self.keys[: _blocks(tokens, self.size)]
         return keys if self.window is None else keys[-self.first_window(tokens) :]
@@ -125,7 +150,7 @@ def _converge(index: Lookup, full: list[_GroupState], windows: list[_GroupState]
     return hit
 
 
-def _last_window(index: Lookup, keys: list[Key], first_window: int, window: int) -> int:
+def _last_window(index: Lookup, keys: Sequence[Key], first_window: int, window: int) -> int:
     """End of the last run of `window` blocks that are there (`first_window` for one that ends with the last key), or
     how many there are from the start."""
     run, needed = 0, first_window
@@ -139,7 +164,7 @@ def _last_window(index: Lookup, keys: list[Key], first_window: int, window: int)
     return run
 
 
-def _backwards(index: Lookup, keys: list[Key]) -> Iterator[tuple[int, bool]]:
+def _backwards(index: Lookup, keys: Sequence[Key]) -> Iterator[tuple[int, bool]]:
     end, batch = len(keys), _FIRST_BATCH
     while end:
         start = max(0, end - batch)

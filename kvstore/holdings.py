@@ -1,4 +1,4 @@
-"""What this process may write: its identity, its slabs, and their slots."""
+"""What this process may write: its identity, those of dead writers that it took over, their slabs, and the slots."""
 
 from collections.abc import Callable
 from itertools import count
@@ -8,6 +8,7 @@ from time import monotonic
 from deepinfer_kvstore.backend import Backend
 from deepinfer_kvstore.compaction import Compactor
 from deepinfer_kvstore.entry import Location
+from deepinfer_kvstore.gc import Need
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.journal import JournalSet
@@ -17,11 +18,17 @@ from deepinfer_kvstore.writer import Claims, Writer
 
 FULL_PAUSE_S = 1.0
 """After a slab could not be made, so long passes before the next attempt."""
+NEED_SHARE = 16
+"""Of a writer's slots, this part is collected when none is free."""
 _COUNTER_BITS = 32
 
 
 class Holdings:
-    """One identity's slabs. Thread-safe."""
+    """The slabs of this process. Thread-safe.
+
+    It writes journals and new slabs under its first identity. Further ones, of writers that died, are taken over when
+    slots are wanting: otherwise nobody could use the space of a node that is gone.
+    """
 
     def __init__(
         self,
@@ -31,16 +38,23 @@ class Holdings:
         geometry: Geometry,
         *,
         capacity_bytes: int,
+        grow_below_bytes: float,
         quarantine_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`capacity_bytes` bounds the slabs of all writers. Use `take_up`, which knows what is live."""
+        """Use `take_up`, which knows what is live.
+
+        A slab is added while those of all writers are not above `grow_below_bytes`, and stay within `capacity_bytes`.
+        """
         self.writer = writer
-        self.compactor = Compactor(writer.journal, index, writer.held)
-        self.slots = Slots(geometry.slab_slots, quarantine_seconds, clock)
+        self.compactor = Compactor(writer.journal, index, self.held)
+        self.slots = Slots(quarantine_seconds, clock)
+        self._writers = {writer.id: writer}
+        self._is_short = False
         self._backend = backend
         self._geometry = geometry
         self._capacity_bytes = capacity_bytes
+        self._grow_below_bytes = grow_below_bytes
         self._clock = clock
         self._counter = count(1)
         self._next_slab = 0
@@ -57,6 +71,7 @@ class Holdings:
         geometry: Geometry,
         *,
         capacity_bytes: int,
+        grow_below_bytes: float,
         quarantine_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> "Holdings":
@@ -68,48 +83,109 @@ class Holdings:
         writer = claims.claim()
         held = cls(
             writer, backend, index, geometry,
-            capacity_bytes=capacity_bytes, quarantine_seconds=quarantine_seconds, clock=clock,
+            capacity_bytes=capacity_bytes, grow_below_bytes=grow_below_bytes,
+            quarantine_seconds=quarantine_seconds, clock=clock,
         )  # fmt: skip
         try:
-            # From here on the index keeps for us which slots are freed, so none is missed between the two calls.
-            index.sync(journals, owner=writer.id)
-            for owner, slab in filter(None, map(parse_slab_name, backend.names())):
-                if owner == writer.id:
-                    live = [(slot, generation) for slot, _, generation in index.slots_of(owner, slab)]
-                    held.slots.add(owner, slab, live)
-                    held._next_slab = max(held._next_slab, slab + 1)
+            held._take_slabs(writer, index, journals)
         except BaseException:
             writer.release()
             raise
         return held
 
+    def owners(self) -> list[int]:
+        """Our identities."""
+        return list(self._writers)
+
+    def held(self) -> bool:
+        """Whether all of our identities are still ours."""
+        return all(writer.held() for writer in list(self._writers.values()))
+
+    def beat(self) -> None:
+        """Show that this process lives, and keep the journals short; to be called several times a lease."""
+        for writer in list(self._writers.values()):
+            writer.beat()
+        self.compactor.keep_short(self.owners()[1:])
+
+    def adopt(self, claims: Claims, index: Index, journals: JournalSet) -> bool:
+        """If slots are wanting, take the slabs of a dead writer over; whether there was one.
+
+        Raises:
+            OSError: the root cannot be written.
+        """
+        if not self._is_short:
+            return False
+        self._is_short = False
+        writer = claims.adopt(of_any_length=True)
+        if writer is None:
+            return False
+        self._writers[writer.id] = writer
+        self._take_slabs(writer, index, journals)
+        return True
+
+    def release(self) -> None:
+        """Let other processes go on with our identities. Idempotent."""
+        for writer in self._writers.values():
+            writer.release()
+
     def take(self, slots: int) -> list[Run]:
         """Up to `slots` free slots, in few runs; from a new slab where the old ones are full.
 
         Raises:
-            OSError: a new slab was needed and could not be made.
+            OSError: none is free, and a new slab could not be made.
         """
         runs: list[Run] = []
         left = slots
-        try:
-            while left:
-                taken = self.slots.take(left)
-                left -= sum(run.slots for run in taken)
-                runs += taken
+        while left:
+            taken = self.slots.take(left)
+            left -= sum(run.slots for run in taken)
+            runs += taken
+            try:
                 if left and not self._grow():
                     break
-        except OSError:
-            for run in runs:
-                self.slots.give_back(run)
-            raise
+            except OSError:
+                if not runs:
+                    raise
+                break
         return runs
 
     def fill(self, run: Run, slot: int) -> Location:
         """The location of the block that slot number `slot` of a taken run is to hold."""
-        generation = self.writer.epoch << _COUNTER_BITS | next(self._counter)
+        generation = self._writers[run.writer].epoch << _COUNTER_BITS | next(self._counter)
         location = Location(run.writer, run.slab, run.first + slot, generation)
         self.slots.fill(location)
         return location
+
+    def need(self) -> Need | None:
+        """What this writer lacks: a part of its slots, but for those that will be free once they have rested."""
+        free, taken, resting = self.slots.counts()
+        if free or not taken or self._clock() >= self._full_until:
+            return None
+        blocks = max(1, self._geometry.slab_slots // NEED_SHARE, (taken + resting) // NEED_SHARE) - resting
+        return Need(self.writer.id, blocks) if blocks > 0 else None
+
+    def give_back(self) -> list[str]:
+        """Remove slabs without blocks, all but one; their names.
+
+        Raises:
+            OSError: a slab could not be removed. It is no longer ours; whoever claims our identity next has it.
+        """
+        names = []
+        for writer, slab in self.slots.empty()[1:]:
+            if self.slots.remove(writer, slab):
+                names.append(slab_name(writer, slab))
+                self._backend.remove(names[-1])
+        return names
+
+    def _take_slabs(self, writer: Writer, index: Index, journals: JournalSet) -> None:
+        # From here on the index keeps for us which slots are freed, so none is missed between the two calls.
+        index.sync(journals, self.owners())
+        for owner, slab in filter(None, map(parse_slab_name, self._backend.names())):
+            if owner == writer.id:
+                live = [(slot, generation) for slot, _, generation in index.slots_of(owner, slab)]
+                self.slots.add(owner, slab, writer.slab_slots, live)
+                if writer is self.writer:
+                    self._next_slab = max(self._next_slab, slab + 1)
 
     def _grow(self) -> bool:
         with self._growing:
@@ -118,8 +194,10 @@ class Holdings:
             if self._clock() < self._full_until:
                 return False
             self._full_until = self._clock() + FULL_PAUSE_S
-            room = self._capacity_bytes - len(self._backend.names()) * self._geometry.slab_bytes
-            if min(room, self._backend.free_bytes()) < self._geometry.slab_bytes:
+            slab_bytes, used = self._geometry.slab_bytes, len(self._backend.names()) * self._geometry.slab_bytes
+            room = min(self._capacity_bytes - used, self._backend.free_bytes())
+            if room < slab_bytes or used > self._grow_below_bytes:
+                self._is_short = True
                 return False
             while True:
                 number = self._next_slab
@@ -131,6 +209,6 @@ class Holdings:
                 except FileExistsError:
                     continue
                 slab.close()
-                self.slots.add(self.writer.id, number)
+                self.slots.add(self.writer.id, number, self._geometry.slab_slots)
                 self._full_until = 0.0
                 return True

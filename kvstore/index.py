@@ -6,7 +6,7 @@ read is a miss, and a damaged file is begun anew at the next `sync`.
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -16,7 +16,7 @@ import lmdb
 
 from deepinfer_kvstore.entry import Entry, Location
 from deepinfer_kvstore.environment import MAP_BYTES, Environment, boot_id
-from deepinfer_kvstore.fold import FREED, LIFE, LOST, QUEUED, SLOT, STORED, SUM, Fold, condense
+from deepinfer_kvstore.fold import FREED, LIFE, LOST, QUEUED, SLOT, STORED, SUM, TOUCHED, Fold, condense
 from deepinfer_kvstore.journal import RECORD_BYTES, JournalSet, Op, Record
 from deepinfer_kvstore.keys import Key
 
@@ -41,10 +41,10 @@ class Applied:
     touches: int = 0
     """Records applied, those that changed nothing included."""
     freed: list[Location] = field(default_factory=list)
-    """Slots of the owner whose block is deleted. An owner may be told twice, and of blocks it has written over since:
+    """Slots of the owners whose block is deleted. An owner may be told twice, and of blocks it has written over since:
     a slot is free only while the generation is its own."""
     superseded: list[Record] = field(default_factory=list)
-    """DELETE records for the owner to append to its journal: blocks of his that lost to another of the same key."""
+    """DELETE records for the owners to append to a journal: blocks of theirs that lost to another of the same key."""
 
 
 class Totals(NamedTuple):
@@ -90,7 +90,12 @@ class Index:
         self._closed = False
         self._positions: dict[str, tuple[bytes, int]] = {}
         self._positions_at = self._drained_at = (-1, 0)
-        self._watching: tuple[int, int] | None = None
+        self._watching: tuple[int, frozenset[int]] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The directory that it is in."""
+        return self._environment.path
 
     @property
     def needs_rebuild(self) -> bool:
@@ -150,17 +155,38 @@ class Index:
 
     def slots_of(self, writer: int, slab: int) -> list[tuple[int, Key, int]]:
         """Slots of a slab that hold blocks, rivals included: number, key, generation."""
+        lives = self.lives_of(writer, slab).items()
+        return [(slot, key, generation) for slot, (generation, key) in lives if key is not None]
+
+    def lives_of(self, writer: int, slab: int) -> dict[int, tuple[int, Key | None]]:
+        """What is known of each slot of a slab: generation, and key of the block; None where it is deleted."""
         prefix = SLOT.pack(writer, slab, 0)[:8]
 
-        def look(transaction: Any) -> list[tuple[int, Key, int]]:
-            found = []
+        def look(transaction: Any) -> dict[int, tuple[int, Key | None]]:
+            found: dict[int, tuple[int, Key | None]] = {}
             with transaction.cursor() as cursor:
                 more = cursor.set_range(prefix)
                 while more and cursor.key().startswith(prefix):
                     generation, state = LIFE.unpack_from(row := cursor.value())
-                    if state == STORED:
-                        found.append((SLOT.unpack(cursor.key())[2], row[LIFE.size :], generation))
+                    if state != TOUCHED:
+                        key = row[LIFE.size :] if state == STORED else None
+                        found[SLOT.unpack(cursor.key())[2]] = generation, key
                     more = cursor.next()
+            return found
+
+        return self._read(look, {}, b"slots")
+
+    def slabs(self) -> list[tuple[int, int]]:
+        """Writer and number of the slabs that records have named."""
+
+        def look(transaction: Any) -> list[tuple[int, int]]:
+            found: list[tuple[int, int]] = []
+            with transaction.cursor() as cursor:
+                more = cursor.first()
+                while more:
+                    writer, slab, _ = SLOT.unpack(cursor.key())
+                    found.append((writer, slab))
+                    more = cursor.set_range(SLOT.pack(writer, slab, 0xFFFFFFFF) + b"\0")
             return found
 
         return self._read(look, [], b"slots")
@@ -188,25 +214,29 @@ class Index:
 
         return self._read(look, list(records), b"slots")
 
-    def sync(self, journals: JournalSet, owner: int | None = None) -> Applied:
+    def sync(self, journals: JournalSet, owners: Collection[int] = ()) -> Applied:
         """Apply what is new in `journals`, to its end. Other processes may be at it too.
 
-        `owner` is the writer of this process, if any: from its first `sync` on it is told of slots of its that are
-        freed and of blocks that lost, whichever process applied the record.
+        `owners` are the writers that this process is: from their first `sync` on it is told of slots of theirs that
+        are freed and of blocks that lost, whichever process applied the record.
         """
         applied = Applied()
         with self._syncing:
             try:
                 self._heal()
-                if owner is not None:
-                    self._watch(owner)
+                if owners:
+                    self._watch(frozenset(owners))
                 while self._apply_news(journals, applied):
                     pass
-                if owner is not None:
-                    self._drain(owner, applied)
+                if owners:
+                    self._drain(owners, applied)
             except (lmdb.Error, struct.error, OSError) as error:
                 self._failed(error)
         return applied
+
+    def begin_anew(self) -> None:
+        """Throw the index away: the next `sync` makes it again, and until then everything is a miss."""
+        self._damaged = True
 
     def close(self) -> None:
         """Idempotent."""
@@ -240,18 +270,19 @@ class Index:
             self._environment.reopen(discard=self._damaged)
             self._damaged = False
 
-    def _watch(self, owner: int) -> None:
-        wanted = self._environment.last_transaction()[0], owner
+    def _watch(self, owners: frozenset[int]) -> None:
+        wanted = self._environment.last_transaction()[0], owners
         if self._watching == wanted:
             return
 
         def change(transaction: Any) -> None:
             databases = self._environment.databases
-            transaction.put(owner.to_bytes(4, "big"), b"", db=databases[b"watched"])
+            for owner in owners:
+                transaction.put(owner.to_bytes(4, "big"), b"", db=databases[b"watched"])
             with transaction.cursor(db=databases[b"rivals"]) as cursor:
                 for name, packed in cursor:
                     location = Entry.unpack(packed).location
-                    if location.writer == owner:
+                    if location.writer in owners:
                         lost = QUEUED.pack(location.generation, LOST, name[: -SLOT.size])
                         transaction.put(name[-SLOT.size :], lost, db=databases[b"queue"])
 
@@ -316,17 +347,17 @@ class Index:
             self._positions = {name.decode(): _POSITION.unpack(row) for name, row in cursor}
         self._positions_at = at
 
-    def _drain(self, owner: int, applied: Applied) -> None:
+    def _drain(self, owners: Collection[int], applied: Applied) -> None:
         at = self._environment.last_transaction()
         if at == self._drained_at:
             return
-        prefix = owner.to_bytes(4, "big")
         found: list[tuple[bytes, bytes]] = []
         with self._environment.read(b"queue") as transaction, transaction.cursor() as cursor:
-            more = cursor.set_range(prefix)
-            while more and cursor.key().startswith(prefix):
-                found.append((cursor.key(), cursor.value()))
-                more = cursor.next()
+            for prefix in (owner.to_bytes(4, "big") for owner in owners):
+                more = cursor.set_range(prefix)
+                while more and cursor.key().startswith(prefix):
+                    found.append((cursor.key(), cursor.value()))
+                    more = cursor.next()
         self._drained_at = at
         if not found:
             return

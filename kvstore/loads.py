@@ -90,10 +90,11 @@ class _LoadRun:
     def overran(self) -> None:
         self._loads.breaker.failed()
 
-    def _read(self, wanted: list[Wanted], bounce: memoryview) -> None:
+    def _read(self, wanted: list[Wanted], bounce: memoryview, *, again: bool = False) -> None:
         """Payloads go into the buffers up to their last whole page; what is left, and the header, into `bounce`.
 
-        So a page-aligned buffer can be read past the page cache, though payloads are not whole pages.
+        So a page-aligned buffer can be read past the page cache, though payloads are not whole pages. A block that
+        is not what was expected is read again: the open slab may be one that was removed, another having its name.
         """
         loads = self._loads
         began = monotonic()
@@ -109,16 +110,20 @@ class _LoadRun:
             buffers.append(bounce[at:end])
             ends.append(end)
             at = end
+        first = wanted[0][0]
+        name = slab_name(first.writer, first.slab)
         try:
-            with loads.slabs.use(slab_name(wanted[0][0].writer, wanted[0][0].slab)) as slab:
-                slab.readv(wanted[0][0].slot, buffers)
+            with loads.slabs.use(name) as slab:
+                slab.readv(first.slot, buffers)
         except OSError as error:
             return self._failed(wanted, error, bounce)
         loads.breaker.succeeded()
         good: list[int] = []
+        bad: list[tuple[Wanted, Flaw]] = []
         moved = at = 0
         is_whole = loads.seal.is_whole
-        for (location, number, key, buffer), end in zip(wanted, ends, strict=True):
+        for block, end in zip(wanted, ends, strict=True):
+            location, number, key, buffer = block
             length = len(buffer)
             tail = length % PAGE_BYTES
             if tail:
@@ -129,12 +134,18 @@ class _LoadRun:
                 good.append(number)
                 moved += length
             else:
-                flaw = loads.seal.flaw(header, buffer, key, location.generation) or Flaw.HEADER
-                loads.on_bad(key, location, flaw)
-                loads.counters.missed(flaw)
-                self._transfer.settle(number, False)
+                bad.append((block, loads.seal.flaw(header, buffer, key, location.generation) or Flaw.HEADER))
         loads.counters.loaded(len(good), moved, monotonic() - began)
         self._transfer.settle_all(good, True, moved)
+        if bad and not again:
+            loads.slabs.forget(name)
+            for block, _ in bad:
+                self._read([block], bounce, again=True)
+            return
+        for (location, number, key, _), flaw in bad:
+            loads.on_bad(key, location, flaw)
+            loads.counters.missed(flaw)
+            self._transfer.settle(number, False)
 
     def _failed(self, wanted: list[Wanted], error: OSError, bounce: memoryview) -> None:
         loads = self._loads

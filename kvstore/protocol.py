@@ -15,12 +15,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
+from deepinfer_kvstore.entry import PACKED_BYTES, Entry
 from deepinfer_kvstore.extra_keys import ExtraKeys, Lora, MultiModal
-from deepinfer_kvstore.keys import HASH_BYTES
+from deepinfer_kvstore.keys import HASH_BYTES, KEY_BYTES, Key
 
 VERSION = 1
 LENGTH = struct.Struct(">I")
@@ -106,11 +107,11 @@ class CheckRequest:
             "lora": extra.lora and list(extra.lora),
             "mm": [list(item) for item in extra.mm],
         }
-        return {name: value for name, value in values.items() if value or (name in _ONE_OF and value is not None)}
+        return {name: value for name, value in values.items() if value or (name in _ALWAYS and value is not None)}
 
 
-_ONE_OF = ("tokens", "hashes")
-_FIELDS = {*_ONE_OF, "namespace", "length", "after", "keep", "ticket_seconds", "tenant", "salt", "lora", "mm"}
+_ALWAYS = ("namespace", "tokens", "hashes")
+_FIELDS = {*_ALWAYS, "length", "after", "keep", "ticket_seconds", "tenant", "salt", "lora", "mm"}
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,25 @@ class CheckReply:
             if value:
                 message[name] = value
         return message
+
+
+class Held(NamedTuple):
+    """What a ticket tells."""
+
+    namespace: str
+    seconds: float
+    """For which it still holds."""
+    blocks: list[tuple[Key, Entry]]
+    """Those that are still there."""
+
+    def message(self) -> Message:
+        """As it travels."""
+        return {
+            "namespace": self.namespace,
+            "seconds": self.seconds,
+            "keys": b"".join(key for key, _ in self.blocks),
+            "entries": b"".join(entry.pack() for _, entry in self.blocks),
+        }
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -200,17 +220,43 @@ def read_reply(message: object) -> CheckReply:
     Raises:
         ProtocolError: it says no, or is no reply.
     """
-    if isinstance(message, dict) and "error" in message:
-        code = message["error"]
-        raise ProtocolError(
-            Code(code) if code in Code._value2member_map_ else Code.MALFORMED, str(message.get("message", ""))[:200]
-        )
     match message:
         case {"hit_tokens": int(hit), "bytes": int(size), "tier": str(tier), **more} if hit >= 0 and size >= 0:
             ticket, tail = more.get("ticket", b""), more.get("tail", b"")
             if isinstance(ticket, bytes) and isinstance(tail, bytes):
                 return CheckReply(hit, size, tier, ticket, tail)
-    raise _malformed("a reply", "a map of hit_tokens, bytes, tier, ticket, tail")
+    raise _refusal(message) or _malformed("a reply", "a map of hit_tokens, bytes, tier, ticket, tail")
+
+
+def read_held(message: Message) -> Held:
+    """What a ticket tells, as it came.
+
+    Raises:
+        ProtocolError: the server says no, or it is something else.
+    """
+    match message:
+        case {
+            "namespace": str(namespace),
+            "seconds": float(seconds),
+            "keys": bytes(keys),
+            "entries": bytes(entries),
+        } if len(keys) % KEY_BYTES == 0 and len(entries) == len(keys) // KEY_BYTES * PACKED_BYTES:
+            places = [Entry.unpack(entry) for entry in split(entries, PACKED_BYTES)]
+            return Held(namespace, seconds, list(zip(split(keys, KEY_BYTES), places, strict=True)))
+    raise _refusal(message) or _malformed("an answer", "a map of namespace, seconds, keys, entries")
+
+
+def split(row: bytes, size: int) -> list[bytes]:
+    """Pieces of `size` bytes that lie in a row."""
+    return [row[at : at + size] for at in range(0, len(row), size)]
+
+
+def _refusal(message: object) -> ProtocolError | None:
+    if not isinstance(message, dict) or "error" not in message:
+        return None
+    code = message["error"]
+    known = Code(code) if isinstance(code, str) and code in Code._value2member_map_ else Code.MALFORMED
+    return ProtocolError(known, str(message.get("message", ""))[:200])
 
 
 def _malformed(what: str, wanted: str) -> ProtocolError:

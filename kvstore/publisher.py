@@ -59,6 +59,8 @@ class Publisher:
     def sync(self, seconds: float) -> bool:
         """Wait for a whole round, at most `seconds`; whether there was one."""
         with self._changed:
+            if self._closed:
+                return False
             wanted = self._wanted = max(self._wanted, self._begun + 1)
             self._changed.notify_all()
             return self._changed.wait_for(lambda: self._ended >= wanted, seconds)

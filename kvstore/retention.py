@@ -78,8 +78,9 @@ class Retention:
         StoreConfigError: marks out of order, a time out of range, an unknown default class.
     """
 
-    ttl: Mapping[str, int | None] = field(default_factory=dict)
-    """Seconds since the last use, by class; None is no limit. Adds to `DEFAULT_TTL`, or changes it."""
+    ttl: Mapping[str, int | None] | str = field(default_factory=dict)
+    """Seconds since the last use, by class; None is no limit. Adds to `DEFAULT_TTL`, or changes it. May be given as
+    `parse_ttl` reads it."""
     default_class: str = "agent"
     """The class of requests that name none, or one that does not exist."""
     high: float = 0.85
@@ -108,7 +109,8 @@ class Retention:
     @cached_property
     def numbers(self) -> Mapping[str, int]:
         """Numbers by class. A client's request for another class gets `default_class`, and is counted."""
-        return {name: ttl_number(seconds) for name, seconds in {**DEFAULT_TTL, **self.ttl}.items()}
+        own = parse_ttl(self.ttl) if isinstance(self.ttl, str) else self.ttl
+        return {name: ttl_number(seconds) for name, seconds in {**DEFAULT_TTL, **own}.items()}
 
     def number(self, ttl_class: str) -> int:
         """The number of a class that a configuration names.
@@ -127,6 +129,11 @@ class Retention:
         surplus = 0.0
         if fill.used_blocks > self.high * fill.capacity_blocks:
             surplus = fill.used_blocks - self.low * fill.capacity_blocks
-        if fill.disk_used_bytes > self.high * fill.disk_bytes:
-            surplus = max(surplus, (fill.disk_used_bytes - self.low * fill.disk_bytes) / fill.slot_bytes)
+        if fill.disk_used_bytes > self.high * fill.disk.total_bytes:
+            surplus = max(surplus, (fill.disk_used_bytes - self.low * fill.disk.total_bytes) / fill.slot_bytes)
         return min(ceil(surplus), fill.used_blocks)
+
+    def is_full(self, fill: Fill) -> bool:
+        """Whether nothing may be stored now."""
+        disk_full = fill.disk_used_bytes > self.hard * fill.disk.total_bytes
+        return disk_full or fill.used_blocks >= self.hard * fill.capacity_blocks

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from deepinfer_kvstore.background import periodic
 from deepinfer_kvstore.check import Checker
 from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.gc_role import Collectors
 from deepinfer_kvstore.server import Server
 from deepinfer_kvstore.socket_claim import claimed_socket, socket_path
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from deepinfer_kvstore.daemon import Daemon
 
 T = TypeVar("T")
+
+COLLECT_SECONDS = 1.0
+"""Between two looks whether there is something to collect."""
 
 
 @asynccontextmanager
@@ -50,8 +54,27 @@ async def index_role(daemon: Daemon) -> AsyncGenerator[None, None]:
         yield
 
 
+@asynccontextmanager
+async def gc_role(daemon: Daemon) -> AsyncGenerator[None, None]:
+    """Collects what is too old or too much, in place of the engines."""
+    collectors = Collectors(daemon.namespaces.all)
+
+    def collect() -> None:
+        for reason, blocks in collectors.collect().items():
+            daemon.metrics.evicted.labels(reason).inc(blocks)
+
+    try:
+        async with periodic(COLLECT_SECONDS, collect):
+            try:
+                yield
+            finally:
+                collectors.end()
+    finally:
+        collectors.close()
+
+
 Role = Callable[["Daemon"], AbstractAsyncContextManager[None]]
-ROLES: dict[str, Role] = {"check": check_role, "index": index_role}
+ROLES: dict[str, Role] = {"check": check_role, "index": index_role, "gc": gc_role}
 """By name on the command line."""
 
 

@@ -27,7 +27,7 @@ class Scribe:
         shared = is_network(file_system_type(directory))
         self._directory = directory
         self._claims = Claims(
-            directory / "writers", [journals], namespace, _NO_SLABS, lease_s=lease_s, shared=shared, clock=clock
+            [directory / "writers"], [journals], namespace, _NO_SLABS, lease_s=lease_s, shared=shared, clock=clock
         )
         self._lease_s = lease_s
         self._clock = clock

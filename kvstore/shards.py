@@ -5,58 +5,24 @@ its bytes. So shards that are torn, old, of another slot or of another write are
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import zfec
 from xxhash import xxh3_64_intdigest
 
-from deepinfer_kvstore.errors import StoreConfigError
-from deepinfer_kvstore.geometry import PAGE_BYTES
+from deepinfer_kvstore.code import TRAILER_BYTES, Code
 
 _TRAILER: Any = np.dtype(
     [("magic", "<u4"), ("index", "<u4"), ("slot", "<u8"), ("set", "<u8"), ("write", "<u8", 2), ("hash", "<u8")]
 )
+assert _TRAILER.itemsize == TRAILER_BYTES
 _MAGIC = 0x31434544  # "DEC1"
-_ALIGN = 16
-MAX_SHARDS = 32
 
 Write = tuple[int, int]
 """Identity of one write of a slot, two u64: drawn by its process, then counted. Shards of two writes never mix."""
 Rows = Any
 """Array of bytes [k + m, slots, stored_bytes], C-contiguous: row i holds the stored shards number i of a run."""
-
-
-@dataclass(frozen=True)
-class Code:
-    """k data shards and m parity shards."""
-
-    data: int
-    parity: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Code":
-        """The code written "k+m".
-
-        Raises:
-            StoreConfigError: not that, or numbers out of range.
-        """
-        data, plus, parity = text.partition("+")
-        if not (plus and data.isdecimal() and parity.isdecimal()):
-            raise StoreConfigError(f"erasure code {text!r}: write it k+m, as in 10+2")
-        code = cls(int(data), int(parity))
-        if not (code.data and code.parity and code.shards <= MAX_SHARDS):
-            raise StoreConfigError(f"erasure code {text!r}: k and m must be 1 or more, together {MAX_SHARDS} at most")
-        return code
-
-    @property
-    def shards(self) -> int:
-        """k + m: as many roots."""
-        return self.data + self.parity
-
-    def __str__(self) -> str:
-        return f"{self.data}+{self.parity}"
 
 
 class Shards:
@@ -66,10 +32,8 @@ class Shards:
         """`stripe_set` is a u64 that differs between sets of roots."""
         self.code = code
         self.slot_bytes = slot_bytes
-        self.shard_bytes = -(-slot_bytes // (code.data * _ALIGN)) * _ALIGN
-        """Bytes of a slot in one shard; the last data shards are filled up with zeros."""
-        self.stored_bytes = -(-(self.shard_bytes + _TRAILER.itemsize) // PAGE_BYTES) * PAGE_BYTES
-        """Bytes of a shard's slot: bytes, trailer, zeros."""
+        self.shard_bytes = code.shard_bytes(slot_bytes)
+        self.stored_bytes = code.stored_bytes(slot_bytes)
         self._set = stripe_set
         # zfec counts all shards where others count the parity.
         self._encoder = zfec.Encoder(code.data, code.shards)
@@ -91,7 +55,7 @@ class Shards:
         trailers["index"] = np.arange(self.code.shards)[:, None]
         trailers["slot"] = np.arange(first_slot, first_slot + rows.shape[1])
         trailers["hash"] = self._hashes(rows, range(self.code.shards))
-        rows[:, :, size + _TRAILER.itemsize :] = 0
+        rows[:, :, size + TRAILER_BYTES :] = 0
 
     def check(self, rows: Rows, first_slot: int, indices: Sequence[int]) -> tuple[Any, Any, int]:
         """Which shards of the rows `indices` are whole and of this slot, and of which writes.
@@ -133,7 +97,7 @@ class Shards:
         trailers[wanted] = trailers[indices[0]]
         trailers["index"][wanted] = wanted
         trailers["hash"][wanted] = xxh3_64_intdigest(rows[wanted, slot, :size])
-        rows[wanted, slot, size + _TRAILER.itemsize :] = 0
+        rows[wanted, slot, size + TRAILER_BYTES :] = 0
 
     def by_slot(self, buffers: Iterable[memoryview]) -> "Iterator[Pieces]":
         """`buffers`, cut at the ends of slots."""
@@ -151,7 +115,7 @@ class Shards:
                     pieces, at = [], 0
 
     def _trailers(self, rows: Rows) -> Any:
-        return rows[:, :, self.shard_bytes : self.shard_bytes + _TRAILER.itemsize].view(_TRAILER)[:, :, 0]
+        return rows[:, :, self.shard_bytes : self.shard_bytes + TRAILER_BYTES].view(_TRAILER)[:, :, 0]
 
     def _hashes(self, rows: Rows, indices: Iterable[int]) -> Any:
         size, step, slots = self.shard_bytes, self.stored_bytes, rows.shape[1]

@@ -1,5 +1,6 @@
 """Open slabs, a bounded number of them. A slab is not closed while a call on it is under way."""
 
+import resource
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,15 @@ from threading import Lock
 from deepinfer_kvstore.backend import Backend, Slab
 
 MAX_OPEN = 256
-"""A slab takes up to two of the process's file numbers, which are often limited to 1024."""
+_FILES = 2  # numbers that a slab takes of each root
+
+
+def max_open(roots: int) -> int:
+    """Slabs over `roots` roots to hold open: with at most half of the file numbers that this process may have."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MAX_OPEN
+    return max(1, min(MAX_OPEN, files // 2 // (_FILES * roots)))
 
 
 def slab_name(writer: int, slab: int) -> str:

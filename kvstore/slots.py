@@ -32,8 +32,7 @@ class Slots:
     looked it up before would otherwise read another block. (It would notice; this saves it the miss.)
     """
 
-    def __init__(self, slots_per_slab: int, quarantine_seconds: float, clock: Callable[[], float] = monotonic) -> None:
-        self._per_slab = slots_per_slab
+    def __init__(self, quarantine_seconds: float, clock: Callable[[], float] = monotonic) -> None:
         self._quarantine_seconds = quarantine_seconds
         self._clock = clock
         self._states: dict[SlabId, bytearray] = {}
@@ -44,12 +43,12 @@ class Slots:
         self._cursor = 0
         self._lock = Lock()
 
-    def add(self, writer: int, slab: int, live: Iterable[tuple[int, int]] = ()) -> None:
-        """A slab to write to, all of it free but the slots `live`: pairs of slot and generation."""
-        states = bytearray(self._per_slab)
-        generations = array("Q", bytes(8 * self._per_slab))
+    def add(self, writer: int, slab: int, slots: int, live: Iterable[tuple[int, int]] = ()) -> None:
+        """A slab of `slots` slots to write to, all of it free but the slots `live`: pairs of slot and generation."""
+        states = bytearray(slots)
+        generations = array("Q", bytes(8 * slots))
         for slot, generation in live:
-            if slot < self._per_slab:
+            if slot < slots:
                 states[slot], generations[slot] = _TAKEN, generation
         with self._lock:
             self._states[writer, slab] = states
@@ -118,12 +117,18 @@ class Slots:
         with self._lock:
             return list(self._states)
 
+    def empty(self) -> list[SlabId]:
+        """Slabs that are free from end to end."""
+        with self._lock:
+            self._release()
+            return [slab for slab, free in self._free.items() if free == len(self._states[slab])]
+
     def counts(self) -> tuple[int, int, int]:
         """Numbers of free, taken and resting slots."""
         with self._lock:
             self._release()
             free, resting = sum(self._free.values()), len(self._resting)
-            return free, len(self._states) * self._per_slab - free - resting, resting
+            return free, sum(map(len, self._states.values())) - free - resting, resting
 
     def _release(self) -> None:
         now = self._clock()

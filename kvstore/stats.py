@@ -54,6 +54,10 @@ class Stats:
     """Puts of blocks that were there already."""
     dropped: Mapping[str, int]
     """Blocks by reason: `Drop`."""
+    evicted: Mapping[str, int]
+    """Blocks that this process collected, by reason: `Eviction.reason`."""
+    unknown_classes: int
+    """Puts and touches with a class that has no time to live: they got the default one."""
     bytes_loaded: int
     bytes_stored: int
     seconds_loading: float
@@ -77,6 +81,7 @@ class Counters:
         self._sums: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
+        self._evicted: Counter[str] = Counter()
         self._seconds_loading = self._seconds_storing = 0.0
 
     def loaded(self, blocks: int, moved_bytes: int, seconds: float) -> None:
@@ -106,6 +111,16 @@ class Counters:
         with self._lock:
             self._dropped[reason] += blocks
 
+    def collected(self, evicted: Mapping[str, int]) -> None:
+        """Blocks that were collected, by reason."""
+        with self._lock:
+            self._evicted.update(evicted)
+
+    def unknown_class(self) -> None:
+        """A request whose class is not configured."""
+        with self._lock:
+            self._sums["unknown_classes"] += 1
+
     def stats(self, *, queue_depth: int, inflight_bytes: int, used_bytes: int, capacity_bytes: int) -> Stats:
         """The sums now."""
         with self._lock:
@@ -115,6 +130,8 @@ class Counters:
                 stores=self._sums["stores"],
                 duplicates=self._sums["duplicates"],
                 dropped=dict(self._dropped),
+                evicted=dict(self._evicted),
+                unknown_classes=self._sums["unknown_classes"],
                 bytes_loaded=self._sums["bytes_loaded"],
                 bytes_stored=self._sums["bytes_stored"],
                 seconds_loading=self._seconds_loading,

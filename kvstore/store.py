@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Lock
 
 from deepinfer_kvstore.backend import Backend
@@ -12,6 +13,11 @@ from deepinfer_kvstore.breaker import Breaker
 from deepinfer_kvstore.descriptor import Descriptor
 from deepinfer_kvstore.entry import Location
 from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.eviction import PIN_LIMIT_MS
+from deepinfer_kvstore.fill import Disks, Fill
+from deepinfer_kvstore.gc import Collector
+from deepinfer_kvstore.gc_lease import GcLease
+from deepinfer_kvstore.gc_thread import GcThread
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.header import Flaw, Seal
 from deepinfer_kvstore.holdings import Holdings
@@ -21,10 +27,11 @@ from deepinfer_kvstore.journal import JournalSet, Record
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.loads import Loads, Wanted
 from deepinfer_kvstore.network_fs import file_system_type, is_network
-from deepinfer_kvstore.opening import Places, default_index_dir, open_backend, prepare
+from deepinfer_kvstore.opening import Places, check_space, default_index_dir, open_backend, prepare
 from deepinfer_kvstore.options import StoreOptions
+from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.publisher import Publication, Publisher
-from deepinfer_kvstore.slabs import OpenSlabs
+from deepinfer_kvstore.slabs import OpenSlabs, max_open
 from deepinfer_kvstore.stats import Counters, Drop, Miss, Stats
 from deepinfer_kvstore.stores import Labels, Put, Stores
 from deepinfer_kvstore.suspects import Suspects
@@ -36,6 +43,10 @@ __all__ = ["Put", "Store"]
 
 SUSPECT_SECONDS = 60.0
 """A block that could not be read is not promised again for so long."""
+GIVE_BACK_SECONDS = 1.0
+"""Pause between two looks for empty slabs."""
+GC_SHARE = 0.2
+"""Part of its time that the thread which collects may work."""
 MAX_TOUCHES = 1 << 20
 """Touches kept in memory; of more, the later ones are lost."""
 
@@ -76,6 +87,8 @@ class Store:
         index = Index.open(index_dir / descriptor.directory, descriptor.digest(), root=str(Path(root).resolve()))
         try:
             backend = backend or open_backend(places, geometry, options)
+            if not options.read_only:
+                check_space(places, geometry, backend)
             return cls(places, descriptor, options, geometry, index, backend, clock_ms)
         except OSError as error:
             index.close()
@@ -101,14 +114,14 @@ class Store:
         self._backend = backend
         self._clock_ms = clock_ms
         self._geometry = geometry
-        self._journals = JournalSet([places.journals], descriptor.digest())
+        self._journals = JournalSet(places.journals, descriptor.digest())
         self._claims = Claims(
             places.writers,
-            [places.journals],
+            places.journals,
             descriptor.digest(),
             geometry,
             lease_s=options.lease_s,
-            shared=is_network(file_system_type(places.root)),
+            shared=any(is_network(file_system_type(root)) for root in places.roots),
         )
         self._holdings: Holdings | None = None
         if options.read_only:
@@ -119,10 +132,12 @@ class Store:
         self._suspects = Suspects(SUSPECT_SECONDS)
         self._touched: dict[Key, tuple[int, int]] = {}
         self._touch_lock = Lock()
-        self._next_touch = self._next_beat = time.monotonic()
+        self._next_touch = self._next_beat = self._next_give_back = time.monotonic()
+        self._disk_slot_bytes = places.disk_slot_bytes(geometry.slot_bytes)
+        self._disks = Disks(places.disks if options.backend == "posix" else [])
         self._is_full = False
         self._closed = False
-        self._slabs = OpenSlabs(backend)
+        self._slabs = OpenSlabs(backend, max_open(places.stripe_set.code.shards if places.stripe_set else 1))
         self._load_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
         self._store_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
         self._publisher = Publisher(self._append, self._fold, self._each_round, options.sync_interval_s)
@@ -137,6 +152,8 @@ class Store:
             slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes,
             max_inflight_bytes=options.max_inflight_bytes, fsync=options.fsync,
         )  # fmt: skip
+
+        self._gc = self._start_gc(places.namespace)
 
     @property
     def writer(self) -> int | None:
@@ -208,19 +225,27 @@ class Store:
         for number, known in enumerate(there):
             if known:
                 transfer.settle(number, True)
-        retention = self.options.retention
-        ttl = retention.numbers.get(ttl_class, retention.numbers[retention.default_class])
-        self._stores.start(new, Labels(ttl, tenant_tag(tenant), self._clock_ms()), transfer)
+        if again := [(number, put.key) for number, put in new if put.key in self._suspects]:
+            transfer.when_done(lambda done: self._trust(again, done.results()))
+        self._stores.start(new, Labels(self._ttl(ttl_class), tenant_tag(tenant), self._clock_ms()), transfer)
         return transfer
 
     def touch(self, keys: Sequence[Key], ttl_class: str | None = None) -> None:
         """Say that blocks are used. Gathered in memory, and written down every few seconds."""
         now = self._clock_ms()
-        ttl = self.options.retention.numbers.get(ttl_class, 0) if ttl_class else 0
+        ttl = self._ttl(ttl_class) if ttl_class else 0
         with self._touch_lock:
             if self._holdings and len(self._touched) + len(keys) <= MAX_TOUCHES:
                 for key in keys:
                     self._touched[key] = now, max(ttl, self._touched.get(key, (0, 0))[1])
+
+    def pin(self, keys: Sequence[Key], seconds: float) -> None:
+        """Keep blocks, and those before them in their chains, from collection: on all nodes, from soon on, for so long,
+        at most an hour. The last block of a chain is enough.
+        """
+        until = self._clock_ms() + min(int(seconds * 1000), PIN_LIMIT_MS)
+        found = zip(keys, self.index.get_many(keys), strict=True)
+        self._publish([Record.touch(key, entry, until) for key, entry in found if entry])
 
     def delete(self, keys: Sequence[Key]) -> None:
         """Remove blocks, for all readers, soon."""
@@ -245,7 +270,8 @@ class Store:
         if self._closed:
             return
         self._closed = True
-        quiet = self._threads.close(self.options.io_timeout_s)
+        collected = self._gc is None or self._gc.close(self.options.io_timeout_s)
+        quiet = collected & self._threads.close(self.options.io_timeout_s)
         self._publisher.sync(self.options.io_timeout_s)
         quiet &= self._publisher.close(self.options.io_timeout_s)
         if not quiet:
@@ -254,7 +280,7 @@ class Store:
         self._slabs.close()
         self._backend.close()
         if self._holdings:
-            self._holdings.writer.release()
+            self._holdings.release()
             self._holdings.compactor.wait(self.options.io_timeout_s)
         self._journals.close()
         self.index.close()
@@ -269,8 +295,31 @@ class Store:
     def _take_up(self) -> Holdings:
         return Holdings.take_up(
             self._claims, self._backend, self.index, self._journals, self._geometry,
-            capacity_bytes=self.options.capacity_bytes, quarantine_seconds=2 * self.options.io_timeout_s,
+            capacity_bytes=self.options.capacity_bytes,
+            grow_below_bytes=self.options.capacity_bytes * self.options.retention.high,
+            quarantine_seconds=2 * self.options.io_timeout_s,
         )  # fmt: skip
+
+    def _ttl(self, ttl_class: str) -> int:
+        numbers, default = self.options.retention.numbers, self.options.retention.default_class
+        if ttl_class and ttl_class not in numbers:
+            self._counters.unknown_class()
+        return numbers.get(ttl_class, numbers[default])
+
+    def _start_gc(self, namespace: Path) -> GcThread | None:
+        if self.options.collect_interval_s is None or self._holdings is None:
+            return None
+        collector = Collector(
+            self.index, GcLease(namespace, self.options.lease_s), self.options.retention,
+            append=self._append_now, sync=self.sync, fill=self._fill, need=lambda: self._held().need(),
+            lease_s=self.options.lease_s, pace=Pace(GC_SHARE),
+        )  # fmt: skip
+        return GcThread(collector, self.options.collect_interval_s, self._counters.collected)
+
+    def _fill(self) -> Fill:
+        slot_bytes = self._geometry.slot_bytes
+        used = self.index.totals().slots
+        return Fill(self._disk_slot_bytes, used, self.options.capacity_bytes // slot_bytes, self._disks.fullest())
 
     def _refusal(self) -> Drop | None:
         if self._holdings is None or self._closed:
@@ -293,59 +342,97 @@ class Store:
         if flaw not in (None, Flaw.MAC):
             self._publish([Record.delete(key, location)])
 
+    def _trust(self, keys: Sequence[tuple[int, Key]], stored: Sequence[bool]) -> None:
+        """Promise again what was stored again."""
+        for number, key in keys:
+            if stored[number]:
+                self._suspects.clear(key)
+
     def _publish(self, records: Sequence[Record]) -> None:
         if records and self._holdings:
             self._publisher.publish(Publication(records, lambda _: None))
 
+    def _append_now(self, records: Sequence[Record]) -> None:
+        """Publish, and wait until it is.
+
+        Raises:
+            OSError: it is not, or not all of it, within `io_timeout_s`.
+        """
+        kept: SimpleQueue[int] = SimpleQueue()
+        self._publisher.publish(Publication(records, kept.put))
+        try:
+            if kept.get(timeout=self.options.io_timeout_s) == len(records):
+                return
+        except Empty:
+            pass
+        raise OSError(f"the journal did not take {len(records)} records in {self.options.io_timeout_s} s")
+
     def _append(self, records: Sequence[Record]) -> int:
         """Append to our journal: all records, or the first few of them."""
-        writer = self._held().writer
-        if not writer.held():
+        holdings = self._held()
+        if not holdings.held():
             return 0
+        journal = holdings.writer.journal
         try:
-            kept = writer.journal.append(records)
+            kept = journal.append(records)
             if self.options.fsync:
-                writer.journal.sync()
+                journal.sync()
         except OSError as error:
             self._store_breaker.failed()
-            _log.warning("kv store: journal %s: %s", writer.journal.name, error)
+            _log.warning("kv store: journal %s: %s", journal.name, error)
             return 0
         return kept
 
     def _fold(self) -> Applied:
         holdings = self._holdings
-        applied = self.index.sync(self._journals, owner=holdings.writer.id if holdings else None)
+        applied = self.index.sync(self._journals, holdings.owners() if holdings else ())
         if holdings:
             for location in applied.freed:
                 holdings.slots.retire(location)
         return applied
 
     def _each_round(self) -> None:
-        used = self.index.totals().slots * self._geometry.slot_bytes
-        self._is_full = used >= self.options.capacity_bytes * self.options.retention.hard
+        self._is_full = self.options.retention.is_full(self._fill())
         now = time.monotonic()
         if self._holdings is None:
             return
         if now >= self._next_beat:
             self._next_beat = now + self.options.lease_s / 4
-            self._holdings.writer.beat()
-            self._holdings.compactor.keep_short()
-        if not self._holdings.writer.held():
+            self._holdings.beat()
+        if not self._holdings.held():
             self._begin_anew()
+        if now >= self._next_give_back:
+            self._next_give_back = now + GIVE_BACK_SECONDS
+            self._give_back()
+            self._adopt()
         if now >= self._next_touch:
             self._next_touch = now + self.options.touch_interval_s
             self._write_touches()
 
     def _begin_anew(self) -> None:
         """Another process took us for dead and has our identity: go on as another."""
-        lost = self._held().writer
+        lost = self._held()
         try:
             self._holdings = self._take_up()
         except OSError as error:
             _log.warning("kv store: no new writer identity: %s", error)
             return
-        _log.warning("kv store: writer %08x was taken over, now %08x", lost.id, self._holdings.writer.id)
+        _log.warning("kv store: writer %08x was taken over, now %08x", lost.writer.id, self._holdings.writer.id)
         lost.release()
+
+    def _give_back(self) -> None:
+        try:
+            for name in self._held().give_back():
+                self._slabs.forget(name)
+        except OSError as error:
+            _log.warning("kv store: an empty slab could not be removed: %s", error)
+
+    def _adopt(self) -> None:
+        try:
+            if self._held().adopt(self._claims, self.index, self._journals):
+                _log.info("kv store: the slabs of a writer that ended are ours now")
+        except OSError as error:
+            _log.warning("kv store: no slabs can be taken over: %s", error)
 
     def _write_touches(self) -> None:
         with self._touch_lock:

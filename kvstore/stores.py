@@ -143,7 +143,7 @@ class _StoreRun:
         if not stores.breaker.admit():
             return stores.drop(puts, Drop.BREAKER)
         holdings = stores.holdings()
-        if not holdings.writer.held():
+        if not holdings.held():
             return stores.drop(puts, Drop.LEASE)
         try:
             runs = holdings.take(len(puts))

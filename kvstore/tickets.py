@@ -8,7 +8,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from deepinfer_kvstore.keys import KEY_BYTES, Key
-from deepinfer_kvstore.protocol import TICKET_BYTES
+from deepinfer_kvstore.protocol import TICKET_BYTES, split
 
 MAX_TICKETS = 1 << 16
 
@@ -24,7 +24,7 @@ class Ticket(NamedTuple):
 
     def keys(self) -> list[Key]:
         """The blocks."""
-        return [self.packed_keys[at : at + KEY_BYTES] for at in range(0, len(self.packed_keys), KEY_BYTES)]
+        return split(self.packed_keys, KEY_BYTES)
 
 
 class Tickets:

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,18 +49,70 @@ class Holder:
         return holder if all(isinstance(number, int) and 0 <= number < 1 << 32 for number in numbers) else None
 
 
+class Lease:
+    """The replicas of one lease, open and locked, in the directories where that was possible."""
+
+    def __init__(self, files: dict[Path, int]) -> None:
+        self._files = files
+
+    def names_other(self, holder: Holder) -> bool:
+        """Whether a replica names another holder.
+
+        Raises:
+            OSError: none can be read.
+        """
+        found = [Holder.read(path) for path in self._files]
+        if not any(found):
+            raise OSError(errno.EIO, "the lease cannot be read", str(next(iter(self._files), "")))
+        return any(each and each != holder for each in found)
+
+    def write(self, holder: Holder) -> None:
+        """Name the holder. Raises OSError where no replica takes it."""
+        # In one write of less than a block, padded to a fixed length: a reader sees the old lease or the new one.
+        packed = json.dumps(asdict(holder)).encode().ljust(MAX_LEASE_BYTES // 8)
+        _some(self._files.values(), lambda file: os.pwrite(file, packed, 0))
+
+    def touch(self, seconds: float | None = None) -> None:
+        """Set the time stamp: to now, or to so many seconds after 1970. Raises OSError where no replica can."""
+        _some(self._files.values(), lambda file: os.utime(file, seconds if seconds is None else (seconds, seconds)))
+
+    def silent(self, lease_s: float) -> bool:
+        """Whether no replica has been touched for `lease_s`, each by its file system's clock.
+
+        Raises:
+            OSError: no replica can say.
+        """
+        told: list[bool] = []
+        failure = OSError(errno.EIO, "the lease is empty")
+        for path, file in self._files.items():
+            try:
+                if Holder.read(path):
+                    told.append(_silence(path, file) >= lease_s)
+            except OSError as error:
+                failure = error
+        if not told:
+            raise failure
+        return all(told)
+
+    def close(self) -> None:
+        """Idempotent."""
+        for file in self._files.values():
+            os.close(file)
+        self._files = {}
+
+
 class Writer:
     """An identity, held by this process. Not thread-safe, but for `held`."""
 
     def __init__(
-        self, path: Path, file: int, holder: Holder, journal: JournalWriter, lease_s: float, clock: Callable[[], float]
+        self, lease: Lease, holder: Holder, journal: JournalWriter, lease_s: float, clock: Callable[[], float]
     ) -> None:
         """Use `claim`."""
         self.id = holder.writer
         self.epoch = holder.epoch
+        self.slab_slots = holder.slab_slots
         self.journal = journal
-        self._path = path
-        self._file = file
+        self._lease = lease
         self._holder = holder
         self._lease_s = lease_s
         self._clock = clock
@@ -80,10 +132,10 @@ class Writer:
         """Show that this process lives; to be called several times a `lease_s`."""
         now = self._clock()
         try:
-            if Holder.read(self._path) != self._holder:
+            if self._lease.names_other(self._holder):
                 self._lost = True
                 return
-            os.utime(self._file)
+            self._lease.touch()
             self._beaten = now
         except OSError:
             # The disk may be back in time. If not, others take us for dead, and so must we.
@@ -92,12 +144,10 @@ class Writer:
     def release(self) -> None:
         """Let others take over at once. Idempotent."""
         self.journal.close()
-        if self._file >= 0:
-            if not self._lost:
-                with suppress(OSError):
-                    os.utime(self._file, (0, 0))
-            os.close(self._file)
-            self._file = -1
+        if not self._lost:
+            with suppress(OSError):
+                self._lease.touch(0.0)
+        self._lease.close()
 
 
 class Claims:
@@ -105,7 +155,7 @@ class Claims:
 
     def __init__(
         self,
-        writers: Path,
+        writers: Sequence[Path],
         journals: Sequence[Path],
         namespace: bytes,
         geometry: Geometry,
@@ -114,7 +164,11 @@ class Claims:
         shared: bool,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`shared`: the root is on a network file system, where a free lock proves nothing but silence does."""
+        """
+        Args:
+            writers: Directories of leases, replicas of each other, of which some may fail.
+            shared: The root is on a network file system, where a free lock proves nothing but silence does.
+        """
         self._writers = writers
         self._journals = journals
         self._namespace = namespace
@@ -127,83 +181,147 @@ class Claims:
         """The identity of a dead writer whose slabs are cut as ours, else a new one.
 
         Raises:
-            OSError: the directory cannot be written.
+            OSError: no directory can be written.
         """
         return self.adopt() or self._new()
 
-    def adopt(self) -> Writer | None:
-        """The identity of a dead writer whose slabs are cut as ours."""
-        for path in sorted(self._writers.glob("*.lease")):
-            holder = Holder.read(path)
-            if holder and Geometry(holder.slot_bytes, holder.slab_slots) == self._geometry:
-                writer = self._take(path, holder)
+    def adopt(self, *, of_any_length: bool = False) -> Writer | None:
+        """The identity of a dead writer whose slabs are cut as ours; or `of_any_length`, if only slots must agree.
+
+        Raises:
+            OSError: no directory can be written.
+        """
+        for name in sorted({name for name in _names(self._writers) if name.endswith(".lease")}):
+            holder = self._holder(name)
+            if holder is None or holder.slot_bytes != self._geometry.slot_bytes:
+                continue
+            if of_any_length or holder.slab_slots == self._geometry.slab_slots:
+                writer = self._take(name, holder)
                 if writer:
                     return writer
         return None
 
-    def _take(self, path: Path, holder: Holder) -> Writer | None:
-        file = self._locked(path, os.O_RDWR)
-        if file is None:
+    def _holder(self, name: str) -> Holder | None:
+        """The last one: a replica on a root that was away may name one before."""
+        found = [holder for directory in self._writers if (holder := Holder.read(directory / name))]
+        found = [holder for holder in found if _lease_name(holder.writer) == name]
+        return max(found, key=lambda holder: holder.epoch, default=None)
+
+    def _take(self, name: str, holder: Holder) -> Writer | None:
+        lease = self._locked(name, os.O_RDWR | os.O_CREAT)
+        if lease is None:
             return None
         try:
             # Of those who see the same silence, one creates the journal of the next epoch.
-            if not (self._shared and not self._silent(file)) and Holder.read(path) == holder:
-                return self._begin(path, file, holder.writer, self._last_epoch(holder) + 1)
+            epoch = self._last_epoch(holder) + 1
+            silent = not self._shared or lease.silent(self._lease_s)
+            if silent and epoch < 1 << 32 and self._holder(name) == holder:
+                return self._begin(lease, holder.writer, epoch, holder.slab_slots)
         except FileExistsError:
             pass
         except BaseException:
-            os.close(file)
+            lease.close()
             raise
-        os.close(file)
+        lease.close()
         return None
 
     def _new(self) -> Writer:
         for _ in range(_NEW_TRIES):
             writer = secrets.randbits(32)
-            path = self._writers / f"{writer:08x}.lease"
             try:
-                file = self._locked(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                lease = self._locked(_lease_name(writer), os.O_RDWR | os.O_CREAT | os.O_EXCL)
             except FileExistsError:
                 continue
-            if file is not None:
-                return self._begin(path, file, writer, 1)
-        raise FileExistsError(errno.EEXIST, f"no free writer identity in {_NEW_TRIES} tries", str(self._writers))
+            if lease is not None:
+                return self._begin(lease, writer, 1, self._geometry.slab_slots)
+        raise FileExistsError(errno.EEXIST, f"no free writer identity in {_NEW_TRIES} tries", str(self._writers[0]))
 
-    def _begin(self, path: Path, file: int, writer: int, epoch: int) -> Writer:
+    def _begin(self, lease: Lease, writer: int, epoch: int, slab_slots: int) -> Writer:
         journal = JournalWriter(self._journals, writer, epoch, self._namespace)
-        geometry = self._geometry
         token, host = secrets.token_hex(16), os.uname().nodename
-        holder = Holder(writer, epoch, geometry.slot_bytes, geometry.slab_slots, token, host, os.getpid())
-        # In one write of less than a block, padded to a fixed length: a reader sees the old lease or the new one.
-        os.pwrite(file, json.dumps(asdict(holder)).encode().ljust(MAX_LEASE_BYTES // 8), 0)
-        return Writer(path, file, holder, journal, self._lease_s, self._clock)
+        holder = Holder(writer, epoch, self._geometry.slot_bytes, slab_slots, token, host, os.getpid())
+        lease.write(holder)
+        return Writer(lease, holder, journal, self._lease_s, self._clock)
 
     def _last_epoch(self, holder: Holder) -> int:
-        names = [JournalName.parse(name) for directory in self._journals for name in os.listdir(directory)]
+        names = [JournalName.parse(name) for name in _names(self._journals)]
         return max([holder.epoch, *(name.epoch for name in names if name and name.writer == holder.writer)])
 
-    def _silent(self, file: int) -> bool:
-        """Whether the lease has not been touched for `lease_s`, by the file system's clock."""
-        probe = self._writers / f".now-{secrets.token_hex(8)}"
-        probe.touch(0o600)
-        try:
-            return probe.stat().st_mtime - os.fstat(file).st_mtime >= self._lease_s
-        finally:
-            probe.unlink(missing_ok=True)
+    def _locked(self, name: str, flags: int) -> Lease | None:
+        """The replicas of a lease, open and locked; None where another process has one of them locked.
 
-    def _locked(self, path: Path, flags: int) -> int | None:
-        """The file, open and locked; None where another process has it locked, or it is gone."""
+        Raises:
+            OSError: none can be opened; with O_EXCL, FileExistsError where one is there.
+        """
+        files: dict[Path, int] = {}
+        failure: OSError | None = None
         try:
-            file = os.open(path, flags | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            return None
+            for directory in self._writers:
+                try:
+                    files[directory / name] = os.open(directory / name, flags | os.O_CLOEXEC, 0o600)
+                    self._lock(files[directory / name])
+                except (FileExistsError, BlockingIOError):
+                    raise
+                except OSError as error:
+                    failure = error
+                    _close_of(files, directory / name)
+        except OSError as error:
+            for path in list(files):
+                _close_of(files, path)
+                if flags & os.O_EXCL:
+                    path.unlink(missing_ok=True)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
+        if not files:
+            raise failure or FileNotFoundError(errno.ENOENT, "no directory of leases", name)
+        return Lease(files)
+
+    def _lock(self, file: int) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             # A shared file system may have no locks; leases do without.
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK) or not self._shared:
-                os.close(file)
-                if isinstance(error, BlockingIOError):
-                    return None
                 raise
-        return file
+
+
+def _lease_name(writer: int) -> str:
+    return f"{writer:08x}.lease"
+
+
+def _names(directories: Sequence[Path]) -> list[str]:
+    """Names of what is in the directories that can be read."""
+    names: list[str] = []
+    for directory in directories:
+        with suppress(OSError):
+            names += os.listdir(directory)
+    return names
+
+
+def _some(files: Iterable[int], call: Callable[[int], object]) -> None:
+    """Do it for all, of which some may fail. Raises OSError where all do."""
+    done = False
+    failure = OSError(errno.EBADF, "the lease is closed")
+    for file in files:
+        try:
+            call(file)
+            done = True
+        except OSError as error:
+            failure = error
+    if not done:
+        raise failure
+
+
+def _silence(path: Path, file: int) -> float:
+    probe = path.with_name(f".now-{secrets.token_hex(8)}")
+    probe.touch(0o600)
+    try:
+        return probe.stat().st_mtime - os.fstat(file).st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _close_of(files: dict[Path, int], path: Path) -> None:
+    if path in files:
+        os.close(files.pop(path))

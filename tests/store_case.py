@@ -30,7 +30,7 @@ def options(tmp_path: Path, slabs: int = 4, **changes: Any) -> StoreOptions:
     size = SLAB_SLOTS * SLOT
     fields: dict[str, Any] = {
         "capacity_bytes": slabs * size, "slab_bytes": size, "index_dir": tmp_path / "index", "io_threads": 2,
-        "sync_interval_s": 0.05,
+        "sync_interval_s": 0.05, "collect_interval_s": None,
     }  # fmt: skip
     return StoreOptions(**{**fields, **changes})
 

@@ -7,10 +7,12 @@ import typer
 
 
 def demo(
-    directory: Annotated[Path, typer.Option(help="For the checkpoint and the server's log.")] = Path(".demo"),
+    directory: Annotated[Path, typer.Option(help="For the checkpoint, the store and the logs.")] = Path(".demo"),
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.", min=0)] = 120,
 ) -> None:
     """Write a tiny checkpoint, serve it, ask it about text and images, for a tool call and JSON, and say what ran.
+
+    Then restart the server and ask a long question again, which finds its KV cache in the store.
 
     Example: deepinfer demo --directory /tmp/v41-demo --timeout 300
     """

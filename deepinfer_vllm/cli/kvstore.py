@@ -24,7 +24,7 @@ MIN_TOKEN_BYTES = 16
 def daemon(
     context: typer.Context,
     root: Annotated[Path | None, typer.Option(help="The store's shared directory. Required.")] = None,
-    roles: Annotated[str, typer.Option(help="What to do, separated by commas.")] = "check,index",
+    roles: Annotated[str, typer.Option(help="What to do, separated by commas.")] = "check,index,gc",
     socket: Annotated[Path | None, typer.Option(help="CHECK's unix socket. Default: where clients look.")] = None,
     index_dir: Annotated[Path | None, typer.Option(help="Local directory of indexes. Default: the engines'.")] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to answer CHECK on over TCP.")] = None,
@@ -36,7 +36,7 @@ def daemon(
     ] = False,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus.")] = None,
 ) -> None:
-    """Serve every namespace below --root until SIGTERM: answer CHECK, keep the index.
+    """Serve every namespace below --root until SIGTERM: answer CHECK, keep the index, collect.
 
     Example: deepinfer kvstore --root /mnt/3fs/kv --metrics 127.0.0.1:9400
     """

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from deepinfer_vllm import __version__
-from deepinfer_vllm.cli import checkpoint, demo, doctor, kvstore
+from deepinfer_vllm.cli import checkpoint, demo, doctor, kvstore, kvstore_operators, kvstore_rebuild
 
 app = typer.Typer(
     name="deepinfer",
@@ -23,6 +23,8 @@ app = typer.Typer(
 # Commands and groups of commands, in the order `deepinfer --help` lists them.
 app.command("doctor")(doctor.doctor)
 app.add_typer(checkpoint.app)
+kvstore_operators.add_to(kvstore.app)
+kvstore.app.command()(kvstore_rebuild.rebuild)
 app.add_typer(kvstore.app)
 app.command("demo")(demo.demo)
 

@@ -90,6 +90,7 @@ def describe(
             tokens_per_block=group.tokens_per_block * config.cache.blocks_per_chunk,
             payload_bytes=row_bytes,
             window_tokens=_window(specs[group.group_id]),
+            draft=kv_cache_config.kv_cache_groups[group.group_id].is_eagle_group,
         )
         for group in sorted(config.groups, key=lambda group: ids[group.group_id])
     )
@@ -114,7 +115,7 @@ def describe(
 def _window(spec: Any) -> int | None:
     """Tokens back from the end of a hit whose rows vLLM looks for and keeps; None: all."""
     window: int | None = getattr(spec, "sliding_window", None) if "SlidingWindow" in type(spec).__name__ else None
-    return window if window is None else max(window, window - 1 + spec.extra_retained_tokens)
+    return window if window is None else window + int(spec.extra_retained_tokens)
 
 
 def _writer(model: Any) -> str:

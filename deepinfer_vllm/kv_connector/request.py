@@ -80,8 +80,8 @@ class Prefix:
         return prefix
 
     def parent(self, key: OffloadKey) -> OffloadKey | None:
-        """The key before this one; None for the first."""
-        place = self.places[key]
+        """The key before this one; None for the first, and for one that is not the request's."""
+        place = self.places.get(key, 0)
         return self.keys[get_offload_group_idx(key)][place - 1] if place else None
 
     def _extend(self, positions: dict[OffloadKey, int]) -> None:

@@ -118,17 +118,20 @@ class StoreTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Hand rows to the store; what it has no room or time for is dropped at once."""
-        prefix, keys = Prefix.of(job_metadata.req_context), list(job_metadata.keys)
-        wishes = self._wishes(job_metadata.req_context)
+        request, prefix = job_metadata.req_context, Prefix.of(job_metadata.req_context)
+        wishes = self._wishes(request)
+        # vLLM hands over a set. Neighbours in a prompt become neighbours on the disk, and are read in one piece.
+        rows = dict(zip(job_metadata.keys, job_metadata.chunk_ids, strict=True))
+        keys = sorted(rows, key=lambda key: (get_offload_group_idx(key), prefix.places.get(key, 0)))
         puts = []
-        for key, row in zip(keys, job_metadata.chunk_ids, strict=True):
-            parent = prefix.parent(key) if key in prefix.places else None
+        for key in keys:
+            parent = prefix.parent(key)
             puts.append(
                 Put(
                     self._store_key(key),
-                    self._row(row),
+                    self._row(rows[key]),
                     parent=get_offload_block_hash(parent)[:8] if parent is not None else bytes(8),
-                    depth=job_metadata.req_context.get_offload_key_position(key) or 0,
+                    depth=request.get_offload_key_position(key) or 0,
                 )
             )
         transfer = self._store.put(puts, ttl_class=wishes.ttl_class or "", tenant=wishes.tenant)

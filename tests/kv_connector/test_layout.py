@@ -139,7 +139,7 @@ def test_windows_are_those_that_vllm_looks_for(engine_config: Callable[..., Any]
     descriptor = namespace(engine_config(block_size=32), caches(window, full))
     assert [(group.schema, group.window_tokens) for group in descriptor.groups] == [(768, None), (1024, 16)]
     kept = namespace(engine_config(block_size=32), caches(replace(window, extra_retained_tokens=20), full))
-    assert kept.groups[1].window_tokens == 35
+    assert kept.groups[1].window_tokens == 36
 
 
 def test_unknown_layouts_are_refused_by_name(engine_config: Callable[..., Any]) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from threading import Event
 
 from deepinfer_kvstore.backend import Buffers
+from deepinfer_kvstore.code import Code
 from deepinfer_kvstore.erasure import ErasureBackend
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.memory import MemoryBackend, MemorySlab
-from deepinfer_kvstore.shards import Code
 
 
 class Root(MemoryBackend):

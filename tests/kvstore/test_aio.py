@@ -11,10 +11,11 @@ import pytest
 
 from deepinfer_kvstore import aio
 from deepinfer_kvstore.aio import Read, Ring, Rings
+from deepinfer_kvstore.code import Code
 from deepinfer_kvstore.erasure import ErasureBackend
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.posix import PosixBackend
-from deepinfer_kvstore.shards import Code, Shards
+from deepinfer_kvstore.shards import Shards
 
 PAGE = 4096
 

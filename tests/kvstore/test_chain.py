@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_kvstore import chain as module
-from deepinfer_kvstore.chain import Chain, ChainHasher, none_hash, unpack
+from deepinfer_kvstore.chain import Chain, ChainHasher, HashRow, none_hash
 from deepinfer_kvstore.extra_keys import ExtraKeys, Lora, MultiModal
 
 ROOT = none_hash("0")
@@ -193,5 +193,11 @@ def test_each_part_of_the_key_changes_the_hash() -> None:
     assert len(set(firsts)) == len(firsts)
 
 
-def test_unpack() -> None:
-    assert unpack(b"a" * 32 + b"b" * 32) == [b"a" * 32, b"b" * 32] and unpack(b"") == []
+def test_a_row_of_hashes_is_a_sequence_of_them() -> None:
+    hashes = [bytes([number]) * 32 for number in range(9)]
+    row = HashRow(b"".join(hashes))
+    assert list(row) == hashes and len(row) == 9 and row[-1] == hashes[-1]
+    assert list(row[1::2]) == hashes[1::2] and list(row[1::2][-2:]) == hashes[1::2][-2:] and row[1::2][1] == hashes[3]
+    assert list(row[7:20]) == hashes[7:] and list(HashRow(b"")) == []
+    with pytest.raises(IndexError):
+        row[9]

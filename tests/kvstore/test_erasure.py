@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from roots_in_memory import Root, erasure
 
+from deepinfer_kvstore.code import Code
 from deepinfer_kvstore.erasure import ErasureBackend
 from deepinfer_kvstore.erasure_slab import ErasureSlab
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.root_lane import Lane
-from deepinfer_kvstore.shards import Code
 
 SLOT = 4096
 GEOMETRY = Geometry(SLOT, 32)

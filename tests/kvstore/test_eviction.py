@@ -196,10 +196,35 @@ def test_blocks_are_chosen_with_all_after_them_from_the_end(seed: int, tenant: i
         return entry.tenant == tenant or any(belongs(other) for other in before)
 
     chosen = bytearray(entry.tenant == tenant for _, entry in sorted(blocks.items()))
-    gone = forest_of(blocks).with_those_after(chosen)
+    gone = forest_of(blocks).with_those_after(chosen, "purge")
     assert {short for short, _, _ in gone} == {key[:SHORT_KEY_BYTES] for key in blocks if belongs(key)}
     assert {reason for _, _, reason in gone} <= {"purge"}
     depths = {key[:SHORT_KEY_BYTES]: entry.depth for key, entry in blocks.items()}
     for schema in (b"\0\1", b"\0\2"):
         order = [depths[short] for short, _, _ in gone if short[:2] == schema]
         assert order == sorted(order, reverse=True)
+
+
+@given(seed=st.integers(0, 2**32), count=st.integers(0, 5), own=st.integers(1, 20))
+def test_a_writer_in_need_gets_its_own_first_blocks_with_all_after_them(seed: int, count: int, own: int) -> None:
+    random = Random(seed)
+    blocks = {
+        key: entry._replace(location=entry.location._replace(writer=random.choice((1, 2))))
+        for key, entry in random_blocks(seed, 60).items()
+    }
+    order = heap_of_leaves(blocks)
+    writers = {key[:SHORT_KEY_BYTES]: entry.location.writer for key, entry in blocks.items()}
+    wanted = {*order[:count], *[short for short in order if writers[short] == 2][:own]}
+    forest = Forest(NOW, Pace(), own=2)
+    for key, entry in sorted(blocks.items()):
+        forest.add(key, entry)
+    gone = [short for short, _, _ in forest.evictions(count, 0, own)]
+    assert wanted <= set(gone) and len(set(gone)) == len(gone)
+    last = max(map(order.index, wanted), default=-1)
+    assert set(gone) <= set(order[: last + 1])  # those after them come earlier in the order
+    left = {short for short in writers if short not in gone}
+    assert all(
+        entry.parent == bytes(8) or key[:2] + entry.parent in left
+        for key, entry in blocks.items()
+        if key[:SHORT_KEY_BYTES] in left
+    )

@@ -9,7 +9,7 @@ from blocks import NAMESPACE
 
 from deepinfer_kvstore import gc
 from deepinfer_kvstore.entry import Entry, Location
-from deepinfer_kvstore.fill import Fill
+from deepinfer_kvstore.fill import Disk, Fill
 from deepinfer_kvstore.gc import Collector, purge
 from deepinfer_kvstore.gc_lease import GcLease
 from deepinfer_kvstore.index import Index
@@ -32,6 +32,8 @@ class Namespace:
         self.wall_s = float(START_S)
         self.monotonic_s = 100.0
         self.capacity_blocks = capacity_blocks
+        self.disk_bytes = 1 << 40
+        self.others_bytes = 0
         self.index = Index.open(directory / "index", NAMESPACE)
         self.journals = JournalSet([directory / "journals"], NAMESPACE)
         self.writer = JournalWriter([directory / "journals"], 1, 1, NAMESPACE)
@@ -55,7 +57,9 @@ class Namespace:
         self.index.sync(self.journals)
 
     def fill(self) -> Fill:
-        return Fill(SLOT_BYTES, self.index.totals().slots, self.capacity_blocks)
+        used = self.index.totals().slots
+        disk = Disk(self.disk_bytes, self.others_bytes + used * SLOT_BYTES, used * SLOT_BYTES)
+        return Fill(SLOT_BYTES, used, self.capacity_blocks, disk)
 
     def pass_time(self, seconds: float) -> None:
         self.wall_s += seconds
@@ -216,8 +220,8 @@ def test_a_block_used_after_the_choice_stays_with_all_before_it(make: Make, monk
     other = space.put(["other"])
     chosen = gc.Forest.evictions
 
-    def use_then(forest: gc.Forest, blocks: int, expired: int) -> list[gc.Eviction]:
-        gone = chosen(forest, blocks, expired)
+    def use_then(forest: gc.Forest, blocks: int, expired: int, own: int) -> list[gc.Eviction]:
+        gone = chosen(forest, blocks, expired, own)
         space.pass_time(1)
         space.touch(keys[5])
         space.sync()
@@ -275,10 +279,8 @@ def test_a_full_disk_is_relieved_though_the_store_is_below_its_capacity(make: Ma
     """Tanguille/cluster#4636: a cache that fills a node's disk takes the node with it."""
     space = make(1000)
     space.put([f"block-{number}" for number in range(100)])
-    disk = 1000 * SLOT_BYTES
-    space.collector._fill = lambda: Fill(
-        SLOT_BYTES, space.index.totals().slots, 1000, disk, (800 + space.index.totals().slots) * SLOT_BYTES
-    )
+    space.others_bytes = 800 * SLOT_BYTES
+    space.disk_bytes = 1000 * SLOT_BYTES
     assert space.collector.step().evicted == {"space": 100}
 
 

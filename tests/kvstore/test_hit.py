@@ -53,7 +53,7 @@ def test_full_group_counts_leading_blocks() -> None:
     what = descriptor(16, full(16, schema=3))
     for there in range(7):
         hit = hit_tokens(Keys(set(keys[:there])), what, names, 100)
-        assert hit == (16 * there, FULL_BYTES * there, keys[:there])
+        assert (hit.tokens, hit.bytes, hit.keys) == (16 * there, FULL_BYTES * there, keys[:there])
     assert hit_tokens(Keys({*keys[:2], *keys[3:]}), what, names, 100).tokens == 32
     assert hit_tokens(Keys({make_key(4, name) for name in names}), what, names, 100) == NO_HIT
 

@@ -68,7 +68,7 @@ def test_of_two_blocks_of_a_key_the_older_is_seen_and_the_other_comes_after_it(
     journal(tmp_path, [late], writer=1)
     index.sync(journals)
     other = journal(tmp_path, [early], writer=2)
-    applied = index.sync(journals, owner=1)
+    applied = index.sync(journals, owners=[1])
     assert index.get(key(1)) == early.entry
     assert [(record.key, record.entry.location) for record in applied.superseded] == [(key(1), late.entry.location)]
     assert index.totals()[:3] == (1, 100, 2)
@@ -82,11 +82,11 @@ def test_the_owner_hears_of_its_freed_slots_once_whoever_applied_the_record(
 ) -> None:
     record = put(1, writer=1)
     journal(tmp_path, [record], writer=1)
-    index.sync(journals, owner=1)
+    index.sync(journals, owners=[1])
     journal(tmp_path, [delete(record)], writer=2)
-    assert index.sync(journals, owner=2).freed == []
-    assert index.sync(journals, owner=1).freed == [record.entry.location]
-    assert index.sync(journals, owner=1).freed == []
+    assert index.sync(journals, owners=[2]).freed == []
+    assert index.sync(journals, owners=[1]).freed == [record.entry.location]
+    assert index.sync(journals, owners=[1]).freed == []
 
 
 def test_a_delete_of_another_life_of_the_slot_is_ignored(tmp_path: Path, index: Index, journals: JournalSet) -> None:

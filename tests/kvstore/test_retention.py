@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_kvstore.errors import StoreConfigError
-from deepinfer_kvstore.fill import Fill
+from deepinfer_kvstore.fill import MEASURE_SECONDS, Disk, Disks, Fill
 from deepinfer_kvstore.retention import DAY, NEVER, Retention, parse_ttl, ttl_number, ttl_seconds
 
 
@@ -44,6 +44,7 @@ def test_classes_from_a_command_line() -> None:
     assert ttl_seconds(retention.number("agent")) == 3600
     assert ttl_seconds(retention.number("batch")) == 120
     assert retention.number("keep") == NEVER
+    assert Retention(ttl="batch=90s").numbers["batch"] == retention.numbers["batch"]
     assert "none" in retention.numbers and "agents" not in retention.numbers
 
 
@@ -67,6 +68,7 @@ def test_other_forms_are_refused_with_the_form(text: str) -> None:
         ({"reclaim": "shred"}, "'shred'"),
         ({"default_class": "chats"}, "'chats'"),
         ({"ttl": {"agent": 0}}, "time to live of 0 s"),
+        ({"ttl": "agent=3"}, "'agent=3'"),
     ],
 )
 def test_what_cannot_be_kept_to_is_refused_at_once(options: dict[str, object], said: str) -> None:
@@ -88,16 +90,31 @@ def test_what_cannot_be_kept_to_is_refused_at_once(options: dict[str, object], s
 )
 def test_space_is_made_above_the_high_mark_down_to_the_low_one(used: int, disk_used: int, surplus: int) -> None:
     """Of 1000 slots of 100 bytes, on a file system of 100,000 bytes."""
-    fill = Fill(100, used, 1000, 100_000, disk_used)
+    fill = Fill(100, used, 1000, Disk(100_000, disk_used))
     assert Retention().surplus_blocks(fill) == surplus
 
 
-def test_the_fill_of_a_directory_leaves_out_what_can_be_written_again(tmp_path: Path) -> None:
-    """Slabs are reserved whole: an empty one fills the disk, but no collection could make it emptier."""
+@pytest.mark.parametrize(("used", "disk_used", "full"), [(949, 95_000, False), (950, 0, True), (0, 95_001, True)])
+def test_nothing_is_stored_above_the_hard_mark(used: int, disk_used: int, full: bool) -> None:
+    assert Retention().is_full(Fill(100, used, 1000, Disk(100_000, disk_used))) == full
+
+
+def test_slots_that_can_be_written_again_do_not_fill_the_disk() -> None:
+    """Slabs are reserved whole: an empty one takes space, but no collection could make it emptier."""
+    disk = Disk(total_bytes=100_000, used_bytes=90_000, own_bytes=40_000)
+    assert Fill(100, 400, 1000, disk).disk_used_bytes == 90_000
+    assert Fill(100, 100, 1000, disk).disk_used_bytes == 60_000
+    assert Fill(100, 500, 1000, disk).disk_used_bytes == 90_000
+
+
+def test_the_fullest_disk_is_measured_and_then_remembered(tmp_path: Path) -> None:
+    now = 0.0
+    disks = Disks([tmp_path / "gone", tmp_path], clock=lambda: now)
     (tmp_path / "a.slab").write_bytes(bytes(1 << 20))
-    full = Fill.measure([tmp_path], 4096, 256, 1 << 21)
-    half = Fill.measure([tmp_path], 4096, 128, 1 << 21)
-    assert (full.capacity_blocks, full.used_blocks) == (512, 256)
-    assert full.disk_bytes > full.disk_used_bytes > 1 << 20
-    assert abs((full.disk_used_bytes - half.disk_used_bytes) - (1 << 19)) < 1 << 28  # others write to the disk too
-    assert Fill.measure([tmp_path / "gone"], 4096, 1, 4096) == Fill(4096, 1, 1)
+    first = disks.fullest()
+    assert 1 << 20 <= first.own_bytes <= first.used_bytes < first.total_bytes
+    (tmp_path / "a.slab").unlink()
+    assert disks.fullest() == first
+    now = MEASURE_SECONDS
+    assert disks.fullest().own_bytes == 0
+    assert Disks([tmp_path / "gone"]).fullest() == Disks([]).fullest() == Disk()

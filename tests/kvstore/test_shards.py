@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from deepinfer_kvstore.code import Code
 from deepinfer_kvstore.errors import StoreConfigError
-from deepinfer_kvstore.shards import Code, Shards
+from deepinfer_kvstore.shards import Shards
 
 CODE = Code(3, 2)
 WRITE = (1 << 63, 7)

@@ -14,8 +14,8 @@ class Clock:
 
 
 def test_consecutive_slots_come_as_one_run() -> None:
-    slots = Slots(8, 1.0)
-    slots.add(1, 0)
+    slots = Slots(1.0)
+    slots.add(1, 0, 8)
     assert slots.take(3) == [Run(1, 0, 0, 3)]
     assert slots.take(4) == [Run(1, 0, 3, 4)]
     assert slots.take(4) == [Run(1, 0, 7, 1)]
@@ -23,24 +23,24 @@ def test_consecutive_slots_come_as_one_run() -> None:
 
 
 def test_scattered_slots_come_in_few_runs() -> None:
-    slots = Slots(8, 1.0)
-    slots.add(1, 0, live=[(2, 1), (5, 1)])
+    slots = Slots(1.0)
+    slots.add(1, 0, 8, live=[(2, 1), (5, 1)])
     assert sorted(slots.take(99)) == [Run(1, 0, 0, 2), Run(1, 0, 3, 2), Run(1, 0, 6, 2)]
     assert slots.counts() == (0, 8, 0)
 
 
 def test_the_emptiest_slab_is_next() -> None:
-    slots = Slots(4, 1.0)
-    slots.add(1, 0, live=[(0, 1), (1, 1)])
-    slots.add(1, 1, live=[(0, 1)])
+    slots = Slots(1.0)
+    slots.add(1, 0, 4, live=[(0, 1), (1, 1)])
+    slots.add(1, 1, 4, live=[(0, 1)])
     assert slots.take(3) == [Run(1, 1, 1, 3)]
     assert slots.take(3) == [Run(1, 0, 2, 2)]
 
 
 def test_a_retired_slot_rests_before_it_is_given_again() -> None:
     clock = Clock()
-    slots = Slots(2, 10.0, clock)
-    slots.add(1, 0)
+    slots = Slots(10.0, clock)
+    slots.add(1, 0, 2)
     slots.take(2)
     slots.fill(Location(1, 0, 1, 77))
     assert not slots.retire(Location(1, 0, 1, 76)), "the block before"
@@ -55,8 +55,8 @@ def test_a_retired_slot_rests_before_it_is_given_again() -> None:
 
 def test_a_clock_that_jumps_back_only_prolongs_the_rest() -> None:
     clock = Clock()
-    slots = Slots(1, 10.0, clock)
-    slots.add(1, 0)
+    slots = Slots(10.0, clock)
+    slots.add(1, 0, 1)
     slots.take(1)
     clock.now = 1000.0
     slots.retire(Location(1, 0, 0, 0))
@@ -65,9 +65,9 @@ def test_a_clock_that_jumps_back_only_prolongs_the_rest() -> None:
 
 
 def test_an_empty_slab_can_go_and_a_used_one_cannot() -> None:
-    slots = Slots(2, 10.0)
-    slots.add(1, 0)
-    slots.add(1, 1)
+    slots = Slots(10.0)
+    slots.add(1, 0, 2)
+    slots.add(1, 1, 2)
     (run,) = slots.take(1)
     slots.retire(Location(run.writer, run.slab, run.first, 0))
     (other,) = slots.take(1)
@@ -82,8 +82,8 @@ def test_an_empty_slab_can_go_and_a_used_one_cannot() -> None:
 
 def test_exhaustion_answers_at_once_and_ends_with_the_first_freed_slot() -> None:
     """# LMCache#2942"""
-    slots = Slots(64, 0.0)
-    slots.add(1, 0)
+    slots = Slots(0.0)
+    slots.add(1, 0, 64)
     (run,) = slots.take(64)
     assert slots.take(1) == []
     slots.give_back(Run(1, 0, 7, 1))
@@ -93,14 +93,14 @@ def test_exhaustion_answers_at_once_and_ends_with_the_first_freed_slot() -> None
 def test_every_slot_is_free_taken_or_resting_after_random_use() -> None:
     """# LMCache#4546"""
     chance, clock = random.Random(3), Clock()
-    slots = Slots(16, 5.0, clock)
+    slots = Slots(5.0, clock)
     taken: set[tuple[int, int, int]] = set()
     slabs = 0
     for _ in range(3000):
         clock.now += chance.random()
         action = chance.random()
         if action < 0.02 and slabs < 6:
-            slots.add(1, slabs)
+            slots.add(1, slabs, 16)
             slabs += 1
         elif action < 0.5:
             for run in slots.take(chance.randrange(1, 12)):

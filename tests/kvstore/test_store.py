@@ -6,8 +6,12 @@ from time import monotonic, sleep
 
 import pytest
 
+from deepinfer_kvstore.retention import Retention
 from deepinfer_kvstore.store import Put, Store
-from store_case import PAYLOAD, SLAB_SLOTS, get, key, open_store, payload, put
+from store_case import PAYLOAD, SLAB_SLOTS, SLOT, get, key, open_store, payload, put
+
+LAX = Retention(low=0.96, high=0.97, hard=0.98)
+"""Nothing is collected."""
 
 
 @pytest.fixture
@@ -120,3 +124,27 @@ def test_what_a_dropped_transfer_says(store: Store) -> None:
     block = Put(key(1), memoryview(payload(1)), bytes(8), 64)
     transfer = store.put([block])
     assert transfer.done() and transfer.results() == [False]
+
+
+def test_slabs_of_writers_that_ended_are_taken_over_when_slots_are_wanting(tmp_path: Path) -> None:
+    """Three processes become one, which has other slabs besides: it can use all of the capacity."""
+    stores = [open_store(tmp_path, slabs=3, index_dir=tmp_path / f"{n}", retention=LAX) for n in range(3)]
+    for number, store in enumerate(stores):
+        put(store, range(10 * number, 10 * number + 4))
+    for store in stores:
+        store.close()
+    store = open_store(tmp_path, slabs=3, retention=LAX, slab_bytes=SLAB_SLOTS * SLOT // 2, io_timeout_s=0.1)
+    assert store.writer not in {other.writer for other in stores}
+    deadline, stored = monotonic() + 60, 0
+    while stored < 3 * (SLAB_SLOTS - 4):
+        assert monotonic() < deadline
+        stored += put(store, [1000 + stored]) == [True]
+    assert get(store, range(1000, 1000 + stored)) == [payload(n) for n in range(1000, 1000 + stored)]
+    old = [10 * number + k for number in range(3) for k in range(4)]
+    assert get(store, old) == [payload(n) for n in old]
+    store.delete([key(n) for n in old])
+    store.sync()
+    store.close()
+    again = open_store(tmp_path, slabs=3, retention=LAX)
+    assert get(again, range(1000, 1000 + stored)) == [payload(n) for n in range(1000, 1000 + stored)]
+    again.close()

@@ -1,5 +1,6 @@
 """The steps of `deepinfer demo` on the shared server, and its end when the server does not come up."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,9 @@ import openai
 import pytest
 
 from deepinfer_vllm import demo
+from deepinfer_vllm.demo_store import Asked
+from deepinfer_vllm.kv_connector import CONNECTOR
+from deepinfer_vllm.kv_connector.config import ConnectorConfig
 from deepinfer_vllm.server_process import ServerProcess
 from serving.client import MODEL
 
@@ -31,6 +35,36 @@ def test_it_says_what_ran(server: ServerProcess, capsys: pytest.CaptureFixture[s
     assert "vLLM 0." in out
     for fact in ("deepinfer_vllm.models.deepseek_v41.model.DeepseekV41ForCausalLM", "platform cpu", "model runner V1"):
         assert fact in out
+
+
+def test_a_long_question(client: openai.OpenAI, capsys: pytest.CaptureFixture[str]) -> None:
+    """It fits the server's 4096 tokens, and fills most of them."""
+    asked = demo.ask_long(client, MODEL)
+    assert 3500 < asked.prompt_tokens < 4096 and asked.answer and asked.seconds > 0
+    assert f"{asked.prompt_tokens} tokens, {asked.hit_tokens} of them found" in capsys.readouterr().out
+
+
+def test_both_times_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    demo.compare(Asked("a", 3809, 0, 0.95), Asked("a", 3809, 3712, 0.131))
+    out = capsys.readouterr().out
+    assert "3712 of 3809 tokens" in out and "0.13 s" in out and "0.95 s" in out
+
+
+@pytest.mark.parametrize(("at_first", "after"), [(0, 0), (64, 3712)])
+def test_hits_that_show_nothing_end_it(at_first: int, after: int) -> None:
+    with pytest.raises(demo.DemoError, match=f"{at_first} tokens were found at first and {after} after the restart"):
+        demo.compare(Asked("a", 3809, at_first, 1.0), Asked("a", 3809, after, 1.0))
+
+
+def test_the_store_lies_in_the_demos_directory(tmp_path: Path) -> None:
+    (tmp_path / "kv/store").mkdir(parents=True)
+    (tmp_path / "kv/store/old").write_text("of another run")
+    with demo.empty_store(tmp_path) as flags:
+        config = json.loads(flags[flags.index("--kv-transfer-config") + 1])
+        assert config["kv_connector"] == CONNECTOR
+        found = ConnectorConfig.parse(config["kv_connector_extra_config"])
+        assert Path(found.root) == tmp_path / "kv/store" and list(Path(found.root).iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_does_not_come_up_ends_it(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""The thread that collects inside an engine's process, at a low priority."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Event, Thread, get_native_id
+
+from deepinfer_kvstore.gc import Collector
+
+NICENESS = 10
+
+_log = logging.getLogger(__name__)
+
+
+class GcThread:
+    """Calls a collector's `step` again and again. Errors of the shared directory are logged, and it goes on."""
+
+    def __init__(self, collector: Collector, interval_s: float, evicted: Callable[[Mapping[str, int]], None]) -> None:
+        """`evicted` is told what each step evicted, blocks by reason."""
+        self._collector = collector
+        self._interval_s = interval_s
+        self._evicted = evicted
+        self._closing = Event()
+        self._thread = Thread(target=self._run, name="kvstore-gc", daemon=True)
+        self._thread.start()
+
+    def close(self, seconds: float) -> bool:
+        """End, waiting at most `seconds`; whether it has. The lease is free then."""
+        self._closing.set()
+        self._collector.end()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with suppress(OSError):  # Linux has a priority for each thread; it may be lower already
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
+        while not self._closing.wait(self._interval_s):
+            try:
+                self._evicted(self._collector.step().evicted)
+            except OSError as error:
+                _log.warning("kv store: collection: %s", error)
+        self._collector.release()

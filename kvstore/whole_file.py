@@ -1,0 +1,24 @@
+"""Small files that readers never see half-written."""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
+    """Write `path`. Of several writers at once the last one stays; without `replace` the first.
+
+    Raises:
+        FileExistsError: it is there, and `replace` is False.
+        OSError: it cannot be written.
+    """
+    new = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(text)
+        if replace:
+            new.rename(path)
+        else:
+            os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)

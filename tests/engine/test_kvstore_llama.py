@@ -1,0 +1,262 @@
+"""A plain llama over the store: what one engine has computed, the next one loads, and no failure changes an answer."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deepinfer_kvstore.posix import PosixSlab
+from deepinfer_vllm.checkpoint.backends import EngineBackend
+from engine.harness import preempt_all_every, preemptions
+from engine.kvstore import ask, engine_on, finish_stores, forget, slabs, tier_of
+from engine.llama import write_llama
+
+BLOCK = 32
+
+
+def prompt(tokens: int, seed: int = 0) -> list[int]:
+    drawn = random.Random(seed)
+    return [drawn.randrange(3, 500) for _ in range(tokens)]
+
+
+LONG, OTHER = prompt(300), prompt(200, seed=1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama."""
+    return write_llama(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="module")
+def filled(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], list[int]]:
+    """A root where a process that was killed has stored LONG and OTHER; what it answered."""
+    root = tmp_path_factory.mktemp("kv") / "root"
+    root.mkdir()
+    # PYTHONHASHSEED is absent in both processes, yet Python's own hashes differ (LMCache#1139).
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    command = [sys.executable, "-m", "engine.test_kvstore_llama", str(checkpoint), str(root)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ) as process:
+        assert process.stdout is not None
+        answers = next(line for line in process.stdout if line.startswith("stored "))
+        process.send_signal(signal.SIGKILL)
+    one, other = ([int(token) for token in part.split()] for part in answers.removeprefix("stored ").split(";"))
+    return root, one, other
+
+
+def store_and_hang(checkpoint: str, root: str) -> None:
+    """The process to kill: it has stored both prompts, and is computing another."""
+    with engine_on(Path(checkpoint), Path(root)) as backend:
+        answers = [ask(backend, each)[0] for each in (LONG, OTHER)]
+        finish_stores(backend)
+        print("stored", ";".join(" ".join(map(str, answer)) for answer in answers), flush=True)
+        ask(backend, prompt(100, seed=2), 800)
+
+
+@pytest.fixture
+def backend(checkpoint: Path, filled: tuple[Path, list[int], list[int]]) -> Iterator[EngineBackend]:
+    """A fresh engine on the filled root."""
+    with engine_on(checkpoint, filled[0]) as engine:
+        yield engine
+
+
+def test_another_engine_loads_what_a_killed_one_has_stored(
+    backend: EngineBackend, filled: tuple[Path, list[int], list[int]]
+) -> None:
+    """vllm#52735: stored and never read; LMCache#2273: gone after a restart; LMCache#2136: 0 % between processes."""
+    root, one, other = filled
+    assert ask(backend, LONG) == (one, 288)
+    assert ask(backend, OTHER) == (other, 192)
+    # an answer is a part of the conversation's next prompt: 300 + 16 tokens were in the cache, 9 whole blocks of them
+    turn = LONG + one + prompt(30, seed=5)
+    answer, cached = ask(backend, turn)
+    assert cached == 288
+    finish_stores(backend)
+    forget(backend)
+    assert ask(backend, turn) == (answer, (len(turn) - 1) // BLOCK * BLOCK)
+    # local-inference-lab/vllm#217: rows that nobody wrote
+    payload = tier_of(backend)._payload_bytes
+    for slab in slabs(root):
+        memory = np.memmap(slab, dtype=np.uint8, mode="r")
+        slots = memory[: len(memory) // (payload + 4096) * (payload + 4096)].reshape(-1, payload + 4096)
+        written = slots[slots[:, payload:].any(1)]
+        assert written[:, :payload].any(1).all()
+
+
+def test_a_longer_answer_is_stored_block_by_block(backend: EngineBackend) -> None:
+    start = prompt(60, seed=11)
+    answer, cached = ask(backend, start, 100)
+    assert cached == 0
+    forget(backend)
+    _, cached = ask(backend, start + answer, 4)
+    assert cached == 128  # of 160, of which the last token's rows were never written
+
+
+def test_chunks_batches_and_preemption_change_no_answer(
+    checkpoint: Path, filled: tuple[Path, list[int], list[int]]
+) -> None:
+    root, one, other = filled
+    with engine_on(checkpoint, root, max_num_batched_tokens=48, max_num_seqs=4) as backend:
+        preempted = preemptions(backend)
+        preempt_all_every(backend, 4)
+        fresh = prompt(310, seed=21)
+        answers = [a.ids for a in backend.generate_many([LONG, fresh, OTHER, LONG[:150]], 16, logits=False)]
+        assert answers[0] == one and answers[2] == other and len(preempted) > 4
+        finish_stores(backend)
+        assert tier_of(backend)._store.stats().hits > 0
+    with engine_on(checkpoint, root) as backend:
+        again, cached = ask(backend, fresh)
+        assert again == answers[1] and cached == 288
+        assert ask(backend, LONG[:150])[0] == answers[3]
+
+
+def test_salts_keep_to_themselves(backend: EngineBackend, filled: tuple[Path, list[int], list[int]]) -> None:
+    """lmdeploy#4930"""
+    salted: Any = {"prompt_token_ids": LONG, "cache_salt": "a tenant"}
+    assert backend.cached_tokens(salted) == 0
+    forget(backend)
+    assert backend.cached_tokens(salted) == 288
+    assert backend.cached_tokens({**salted, "cache_salt": "another"}) == 0
+    assert ask(backend, LONG) == (filled[1], 288)
+
+
+def test_another_dtype_finds_nothing(checkpoint: Path, filled: tuple[Path, list[int], list[int]]) -> None:
+    """sglang#33268"""
+    with engine_on(checkpoint, filled[0], dtype="bfloat16") as backend:
+        assert ask(backend, LONG)[1] == 0
+    assert len(list(filled[0].glob("*/meta.json"))) == 2
+
+
+def test_a_corrupt_block_is_computed(checkpoint: Path, tmp_path: Path) -> None:
+    """vllm#49176: the engine asked for a block again and again; Mooncake#4153: it would have used it."""
+    with engine_on(checkpoint, tmp_path / "root") as backend:
+        answer, _ = ask(backend, LONG)
+        finish_stores(backend)
+        whole = tier_of(backend)._store.stats().stores
+        slot = tier_of(backend)._payload_bytes + 4096
+        for slab in slabs(tmp_path / "root"):
+            with slab.open("r+b") as file:
+                for number in (4, 7):
+                    file.seek(number * slot + 100)
+                    file.write(b"flipped")
+        forget(backend)
+        assert ask(backend, LONG) == (answer, 4 * BLOCK)
+        stats = tier_of(backend)._store.stats()
+        assert stats.misses == {"checksum": 2} and stats.hits == whole - 2
+        forget(backend)
+        assert ask(backend, LONG) == (answer, 288)  # it was stored again
+
+
+def test_a_store_that_breaks_is_a_store_without_hits(checkpoint: Path, tmp_path: Path) -> None:
+    """Its directory is renamed away while the engine runs, as an unmounted disk would be."""
+    root = tmp_path / "root"
+    with engine_on(checkpoint, root) as backend:
+        answer, _ = ask(backend, LONG)
+        forget(backend)
+        for directory in root.glob("*/*"):
+            if directory.is_dir():
+                directory.rename(directory.with_name(f"gone-{directory.name}"))
+        assert ask(backend, LONG)[0] == answer
+        forget(backend)
+        assert ask(backend, LONG)[0] == answer
+        assert ask(backend, OTHER, 8)[1] == 0
+        finish_stores(backend)
+
+
+def test_io_errors_are_misses(
+    checkpoint: Path, filled: tuple[Path, list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llm-d-kv-cache#514"""
+
+    def broken(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with engine_on(checkpoint, filled[0]) as backend:
+        monkeypatch.setattr(PosixSlab, "readv", broken)
+        monkeypatch.setattr(PosixSlab, "writev", broken)
+        assert ask(backend, LONG) == (filled[1], 0)
+        assert ask(backend, prompt(150, seed=31), 8)[1] == 0
+        finish_stores(backend)
+        monkeypatch.undo()
+    with engine_on(checkpoint, filled[0]) as backend:
+        assert ask(backend, LONG) == (filled[1], 288)
+
+
+def test_a_disk_that_hangs_holds_nobody_up(
+    checkpoint: Path, filled: tuple[Path, list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is computed once the deadline has passed; rows that the disk may still write go to nobody."""
+    answers = threading.Event()
+    read = PosixSlab.readv
+
+    def hung(*arguments: Any) -> None:
+        answers.wait()
+        read(*arguments)
+
+    monkeypatch.setattr(PosixSlab, "readv", hung)
+    with engine_on(checkpoint, filled[0], extra={"io_timeout_s": 0.3}) as backend:
+        try:
+            assert ask(backend, LONG) == (filled[1], 0)
+            captive = set(tier_of(backend).captive)
+            assert len(captive) == 9
+            assert ask(backend, OTHER)[0] == filled[2]
+        finally:
+            answers.set()
+        finish_stores(backend)
+        assert not tier_of(backend).captive
+
+
+def test_copies_that_fail_are_computed(
+    checkpoint: Path, filled: tuple[Path, list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vllm#52234, vllm#49250: a failed load is no good one, and does not end the engine; nor does a store."""
+    copy = np.copyto
+    with engine_on(checkpoint, filled[0]) as backend:
+
+        def fails(destination: Any, source: Any) -> None:
+            raise MemoryError("no")
+
+        monkeypatch.setattr(np, "copyto", fails)
+        fresh = prompt(130, seed=41)
+        assert ask(backend, LONG) == (filled[1], 0)
+        expected, _ = ask(backend, fresh)
+        finish_stores(backend)
+        monkeypatch.setattr(np, "copyto", copy)
+        forget(backend)
+        assert ask(backend, LONG) == (filled[1], 288)
+        assert ask(backend, fresh) == (expected, 0)
+
+
+def test_host_rows_for_less_than_one_prompt(checkpoint: Path, filled: tuple[Path, list[int], list[int]]) -> None:
+    """vllm#54914: rows are given away and asked for again, while loads and stores are under way."""
+    with engine_on(checkpoint, filled[0], extra={"cpu_bytes_to_use": 8 * 32768}, max_num_seqs=4) as backend:
+        answer, cached = ask(backend, LONG)
+        assert answer == filled[1] and cached == 4 * BLOCK
+        prompts = [LONG, OTHER, prompt(250, seed=51), LONG[:100] + OTHER]
+        for _ in range(3):
+            answers = [a.ids for a in backend.generate_many(prompts, 16, logits=False)]
+            assert answers[0] == filled[1] and answers[1] == filled[2]
+
+
+def test_what_vllm_reports(backend: EngineBackend, filled: tuple[Path, list[int], list[int]]) -> None:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    connector, sources = backend.scheduler.connector, []
+    ask_sources = connector.get_external_cache_hit_sources
+    connector.get_external_cache_hit_sources = lambda *a: sources.append(ask_sources(*a)) or sources[-1]
+    ask(backend, LONG)
+    assert sources == [{CacheHitSource.DISK: 288}]
+
+
+if __name__ == "__main__":
+    store_and_hang(*sys.argv[1:])

@@ -1,0 +1,221 @@
+"""Threads for transfers: order, deadlines, and the small parts beside them."""
+
+from collections.abc import Callable
+from threading import Event, Lock
+from time import monotonic, sleep
+
+import pytest
+
+from deepinfer_kvstore.breaker import Breaker
+from deepinfer_kvstore.entry import Location
+from deepinfer_kvstore.index import Applied
+from deepinfer_kvstore.io import IoThreads
+from deepinfer_kvstore.loads import Wanted, runs_of
+from deepinfer_kvstore.publisher import Publication, Publisher
+from deepinfer_kvstore.suspects import MAX_KEYS, Suspects
+from deepinfer_kvstore.transfer import Transfer
+from store_case import key
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Job:
+    """Says in `log` what happened to it."""
+
+    def __init__(
+        self, name: str, log: list[str], act: Callable[[], object] = lambda: None, *,
+        is_store: bool = False, seconds: float = 60.0,
+    ) -> None:  # fmt: skip
+        self.is_store = is_store
+        self.deadline = monotonic() + seconds
+        self._name, self._log, self._act = name, log, act
+
+    def run(self, bounce: memoryview) -> None:
+        assert len(bounce) == 8192
+        self._act()
+        self._log.append(f"{self._name} ran")
+
+    def expire(self) -> None:
+        self._log.append(f"{self._name} expired")
+
+    def overran(self) -> None:
+        self._log.append(f"{self._name} overran")
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = monotonic() + 30
+    while not what():
+        assert monotonic() < deadline
+        sleep(0.005)
+
+
+def test_loads_come_before_stores_that_came_first() -> None:
+    threads, log, gate, begun = IoThreads(1, 8192), list[str](), Event(), Event()
+    threads.submit(Job("gate", log, lambda: (begun.set(), gate.wait(30))))
+    assert begun.wait(30)
+    for number in range(3):
+        threads.submit(Job(f"store {number}", log, is_store=True))
+        threads.submit(Job(f"load {number}", log))
+    assert threads.waiting() == 6
+    gate.set()
+    until(lambda: len(log) == 7)
+    assert log == ["gate ran", *(f"load {n} ran" for n in range(3)), *(f"store {n} ran" for n in range(3))]
+    assert threads.close(30)
+
+
+def test_stores_take_at_most_half_of_the_threads() -> None:
+    threads, log, gate = IoThreads(4, 8192), list[str](), Event()
+    lock, running, most = Lock(), 0, 0
+
+    def act() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        gate.wait(30)
+        with lock:
+            running -= 1
+
+    for number in range(8):
+        threads.submit(Job(f"store {number}", log, act, is_store=True))
+    until(lambda: running == 2)
+    threads.submit(Job("load", log))
+    until(lambda: log == ["load ran"])
+    gate.set()
+    until(lambda: len(log) == 9)
+    assert most == 2
+    assert threads.close(30)
+
+
+def test_jobs_behind_a_stuck_one_expire_and_it_is_told_once() -> None:
+    threads, log, gate, begun = IoThreads(1, 8192), list[str](), Event(), Event()
+    threads.submit(Job("stuck", log, lambda: (begun.set(), gate.wait(30)), seconds=2.0))
+    assert begun.wait(30)
+    threads.submit(Job("late", log, seconds=60.0))
+    threads.submit(Job("early", log, seconds=0.05))
+    until(lambda: "stuck overran" in log)
+    assert log == ["early expired", "stuck overran"]
+    gate.set()
+    until(lambda: len(log) == 4)
+    assert log[2:] == ["stuck ran", "late ran"]
+    assert threads.close(30)
+
+
+def test_closing_expires_what_waits_and_takes_no_more() -> None:
+    threads, log, gate, begun = IoThreads(1, 8192), list[str](), Event(), Event()
+    threads.submit(Job("running", log, lambda: (begun.set(), gate.wait(30))))
+    assert begun.wait(30)
+    threads.submit(Job("waiting", log))
+    assert not threads.close(0.01)
+    threads.submit(Job("after", log))
+    assert log == ["waiting expired", "after expired"]
+    gate.set()
+    assert threads.close(30) and log[2:] == ["running ran"]
+
+
+def test_an_error_of_the_program_ends_neither_thread_nor_service(caplog: pytest.LogCaptureFixture) -> None:
+    threads, log = IoThreads(1, 8192), list[str]()
+    threads.submit(Job("wrong", log, lambda: 1 / 0))
+    threads.submit(Job("right", log))
+    until(lambda: log == ["right ran"])
+    assert "an error of the program" in caplog.text
+    assert threads.close(30)
+
+
+def test_a_breaker_opens_probes_and_closes() -> None:
+    clock = Clock()
+    breaker = Breaker(2, 10.0, clock)
+    assert not breaker.failed() and breaker.admit() and not breaker.is_open()
+    assert breaker.failed(), "this one opened it"
+    assert breaker.is_open() and not breaker.admit()
+    clock.now = 10.0
+    assert not breaker.is_open() and breaker.admit(), "the probe"
+    assert breaker.is_open() and not breaker.admit(), "one of them"
+    assert not breaker.failed() and breaker.is_open()
+    clock.now = 20.0
+    assert breaker.admit()
+    breaker.succeeded()
+    assert not breaker.is_open() and breaker.admit() and breaker.admit()
+
+
+def test_suspects_are_bounded_and_forgiven() -> None:
+    clock = Clock()
+    suspects = Suspects(60.0, clock)
+    suspects.add(key(1))
+    clock.now = 59.0
+    suspects.add(key(2))
+    assert key(1) in suspects and key(3) not in suspects
+    clock.now = 60.0
+    assert key(1) not in suspects and key(2) in suspects
+    suspects.clear(key(2))
+    suspects.clear(key(2))
+    assert key(2) not in suspects
+    for number in range(MAX_KEYS + 1):
+        suspects.add(number.to_bytes(34, "big"))
+    assert bytes(34) not in suspects and (1).to_bytes(34, "big") in suspects
+
+
+def wanted(*locations: Location) -> list[Wanted]:
+    return [(location, number, key(number), memoryview(b"")) for number, location in enumerate(locations)]
+
+
+def test_neighbouring_slots_are_one_run_whatever_order_they_are_asked_for_in() -> None:
+    blocks = wanted(
+        Location(1, 0, 5, 1), Location(1, 0, 3, 2), Location(1, 0, 4, 3), Location(1, 1, 6, 4), Location(2, 0, 6, 5),
+        Location(1, 0, 9, 6), Location(1, 0, 6, 7),
+    )  # fmt: skip
+    found = [[(block[0].slab, block[0].slot) for block in run] for run in runs_of(blocks, 3)]
+    assert found == [[(0, 3), (0, 4), (0, 5)], [(0, 6)], [(0, 9)], [(1, 6)], [(0, 6)]]
+    assert list(runs_of([], 3)) == []
+    twice = wanted(Location(1, 0, 5, 1), Location(1, 0, 5, 1))
+    assert [len(run) for run in runs_of(twice, 3)] == [1, 1]
+
+
+def test_what_waits_is_published_in_one_round() -> None:
+    appended: list[list[int]] = []
+    gate, begun = Event(), Event()
+
+    def append(records: object) -> int:
+        appended.append(list(records))  # type: ignore[call-overload]
+        begun.set()
+        assert gate.wait(30)
+        return len(appended[-1])
+
+    done: list[tuple[str, int]] = []
+    publisher = Publisher(append, Applied, lambda: None, 60.0)
+    publish = publisher.publish
+    publish(Publication([1], lambda kept: done.append(("a", kept))))  # type: ignore[list-item]
+    assert begun.wait(30)
+    publish(Publication([2, 3], lambda kept: done.append(("b", kept))))  # type: ignore[list-item]
+    publish(Publication([4], lambda kept: done.append(("c", kept))))  # type: ignore[list-item]
+    gate.set()
+    assert publisher.sync(30)
+    assert appended == [[1], [2, 3, 4]] and done == [("a", 1), ("b", 2), ("c", 1)]
+    assert publisher.close(30)
+    publish(Publication([5], lambda kept: done.append(("d", kept))))  # type: ignore[list-item]
+    assert done[-1] == ("d", 0) and not publisher.sync(0.01)
+
+
+def test_a_journal_that_took_a_part_publishes_the_first_ones() -> None:
+    done: list[int] = []
+    publisher = Publisher(lambda records: 3, Applied, lambda: None, 60.0)
+    with publisher._changed:  # both in one round
+        publisher._waiting += [Publication([1, 2], done.append), Publication([3, 4], done.append)]  # type: ignore[list-item]
+        publisher._changed.notify_all()
+    assert publisher.sync(30) and done == [2, 1]
+    assert publisher.close(30)
+
+
+def test_blocks_may_be_settled_together() -> None:
+    transfer, told = Transfer(3, 0.0), list[Transfer]()
+    transfer.when_done(told.append)
+    transfer.settle_all([0, 2], True, 10)
+    transfer.settle_all([], True)
+    assert not transfer.done() and transfer.results() == [True, False, True] and told == []
+    transfer.settle_all([1], False, 99)
+    assert transfer.done() and transfer.bytes_moved == 10 and told == [transfer]

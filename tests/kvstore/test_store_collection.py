@@ -1,0 +1,160 @@
+"""A store that collects: what stays, what is given back, and what others see."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from deepinfer_kvstore.retention import Retention
+from deepinfer_kvstore.store import Put, Store
+from store_case import PAYLOAD, SLAB_SLOTS, SLOT, get, key, open_store, payload, put
+
+SLAB = SLAB_SLOTS * SLOT
+
+
+def eventually(said: Callable[[], bool], seconds: float = 30.0) -> bool:
+    deadline = monotonic() + seconds
+    while not said():
+        if monotonic() > deadline:
+            return False
+        sleep(0.02)
+    return True
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path, slabs=8, collect_interval_s=0.02, io_timeout_s=0.2, touch_interval_s=0.05)
+    yield opened
+    opened.close()
+
+
+def put_chain(store: Store, numbers: range) -> list[bool]:
+    """Store the blocks as one chain."""
+    puts = [
+        Put(key(n), memoryview(payload(n)), key(n - 1)[2:10] if n > numbers.start else bytes(8), 64 * (at + 1))
+        for at, n in enumerate(numbers)
+    ]
+    transfer = store.put(puts)
+    assert transfer.wait(30)
+    return transfer.results()
+
+
+def slab_bytes(tmp_path: Path) -> int:
+    return sum(path.stat().st_size for path in (tmp_path / "root").glob("*/slabs/*.slab"))
+
+
+def test_ten_times_its_capacity_goes_through_and_the_disk_holds_the_high_mark_and_one_slab(
+    tmp_path: Path, store: Store
+) -> None:
+    """Tanguille/cluster#4636: a cache without bounds takes its node with it."""
+    stored = most = 0
+    for first in range(0, 80 * SLAB_SLOTS, 4):
+        results = put_chain(store, range(first, first + 4))
+        stored += sum(results)
+        most = max(most, slab_bytes(tmp_path))
+        if not all(results):
+            sleep(0.05)
+    assert most <= 0.85 * 8 * SLAB + SLAB
+    assert stored > 10 * SLAB_SLOTS
+    assert store.stats().evicted["space"] >= stored - 8 * SLAB_SLOTS
+    assert store.stats().used_bytes <= 0.95 * 8 * SLAB + 4 * SLOT
+
+
+def test_a_chain_longer_than_the_store_keeps_its_beginning(store: Store) -> None:
+    for first in range(0, 7 * SLAB_SLOTS, SLAB_SLOTS):
+        put(store, range(first, first + SLAB_SLOTS))
+    numbers = range(1000, 1000 + 3 * SLAB_SLOTS)
+    assert eventually(lambda: all(put_chain(store, numbers)) or store.longest_prefix([key(n) for n in numbers]) > 20)
+    for _ in range(20):
+        found = store.contains([key(n) for n in numbers])
+        assert found == sorted(found, reverse=True)
+        put(store, range(2000, 2004))
+        sleep(0.02)
+
+
+def test_empty_slabs_are_given_back_but_for_one(tmp_path: Path, store: Store) -> None:
+    numbers = range(5 * SLAB_SLOTS)
+    put(store, numbers)
+    assert slab_bytes(tmp_path) == 5 * SLAB
+    store.delete([key(n) for n in numbers])
+    assert eventually(lambda: slab_bytes(tmp_path) == SLAB)
+    assert put(store, range(500, 500 + 2 * SLAB_SLOTS)) == [True] * 2 * SLAB_SLOTS
+    assert get(store, [500, 520]) == [payload(500), payload(520)]
+
+
+def test_pins_hold_in_another_process_that_collects(tmp_path: Path) -> None:
+    """LMCache#1690: looked up, then evicted, then read."""
+    reader = open_store(tmp_path, slabs=8, index_dir=tmp_path / "other")
+    numbers = range(10)
+    assert all(put_chain(reader, numbers))
+    reader.pin([key(9)], 300)
+    reader.sync()
+    collects = open_store(tmp_path, slabs=8, collect_interval_s=0.02, io_timeout_s=0.2)
+    first = 100
+    while collects.stats().evicted.get("space", 0) < 3 * SLAB_SLOTS:
+        put(collects, range(first, first + 4))
+        first += 4
+        sleep(0.02)
+    reader.sync()
+    assert get(reader, numbers) == [payload(n) for n in numbers]
+    reader.close()
+    collects.close()
+
+
+def test_classes_that_are_not_configured_get_the_default_and_are_counted(store: Store) -> None:
+    put(store, [1], ttl_class="agents")
+    put(store, [2], ttl_class="chat")
+    put(store, [3])
+    entries = store.index.get_many([key(1), key(2), key(3)])
+    numbers = store.options.retention.numbers
+    assert [entry and entry.ttl_class for entry in entries] == [numbers["agent"], numbers["chat"], numbers["agent"]]
+    assert store.stats().unknown_classes == 1
+
+
+def test_expired_blocks_are_counted_as_such(tmp_path: Path) -> None:
+    brief = Retention(ttl={"brief": 1}, expired_per_hour=10_000)
+    store = open_store(tmp_path, collect_interval_s=0.02, retention=brief)
+    put(store, range(4), ttl_class="brief")
+    put(store, range(4, 6))
+    store._gc._collector._scan_at = 0.0  # type: ignore[union-attr]  # it looks for expired blocks once a minute
+    sleep(1.2)
+    store._gc._collector._scan_at = 0.0  # type: ignore[union-attr]
+    assert eventually(lambda: store.stats().evicted == {"expired": 4})
+    assert store.contains([key(n) for n in range(6)]) == [False] * 4 + [True] * 2
+    assert store.stats().bytes_stored == 6 * PAYLOAD
+    store.close()
+
+
+def test_of_two_stores_one_collects_and_the_other_goes_on_when_it_is_closed(tmp_path: Path) -> None:
+    first = open_store(tmp_path, slabs=8, collect_interval_s=0.02, io_timeout_s=0.2, lease_s=60)
+    put(first, [1])
+    assert eventually(lambda: bool(list((tmp_path / "root").glob("*/gc.lease"))))
+    second = open_store(tmp_path, slabs=8, collect_interval_s=0.02, io_timeout_s=0.2, lease_s=60)
+    put(second, [2])
+    put(first, range(100, 100 + 8 * SLAB_SLOTS))
+    assert eventually(lambda: first.stats().evicted.get("space", 0) > 0)
+    assert second.stats().evicted == {}
+    first.close()
+    assert eventually(lambda: second._gc is not None and second._gc._collector._lease.held())
+    second.close()
+    assert not list((tmp_path / "root").glob("*/gc.lease"))
+
+
+def test_a_writer_without_a_free_slot_makes_room_though_another_holds_most_slabs(tmp_path: Path) -> None:
+    rich = open_store(tmp_path, slabs=8, io_timeout_s=0.2)
+    put(rich, range(6 * SLAB_SLOTS))
+    rich.delete([key(n) for n in range(0, 6 * SLAB_SLOTS, 2)])  # half of each slab is free, and stays
+    rich.sync()
+    poor = open_store(tmp_path, slabs=8, collect_interval_s=0.02, io_timeout_s=0.2)
+    stored, number = 0, 1000
+    deadline = monotonic() + 60
+    while stored < 5 * SLAB_SLOTS:
+        assert monotonic() < deadline
+        stored += sum(put(poor, range(number, number + 2)))
+        number += 2
+        sleep(0.02)
+    assert len(list((tmp_path / "root").glob(f"*/slabs/{poor.writer:08x}-*.slab"))) >= 1
+    assert slab_bytes(tmp_path) <= 8 * SLAB
+    rich.close()
+    poor.close()
