@@ -11,7 +11,7 @@ the block was used nobody can say, so it goes first, and as slowly as blocks exp
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import nsmallest
 from itertools import pairwise
 from typing import NamedTuple
@@ -51,8 +51,8 @@ class Forest:
     Blocks are added in the order of their keys, which is the index's own. `evictions` can be asked for once.
     """
 
-    def __init__(self, now_ms: int, pace: Pace, own: int | None = None) -> None:
-        """`now_ms`: what pins and times to live are compared with, Unix time in milliseconds. `own`: a writer."""
+    def __init__(self, now_ms: int, pace: Pace, own: Collection[int] = ()) -> None:
+        """`now_ms`: what pins and times to live are compared with, Unix time in milliseconds. `own`: some writers."""
         self._now_ms = now_ms
         self._pace = pace
         self._own = own
@@ -76,7 +76,7 @@ class Forest:
         self._depths.append(entry.depth)
         self._touched_ms.append(entry.touched_ms)
         self._ranks.append(self._rank(entry))
-        self._is_own.append(entry.location.writer == self._own)
+        self._is_own.append(entry.location.writer in self._own)
 
     def _rank(self, entry: Entry) -> int:
         used = entry.touched_ms

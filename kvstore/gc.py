@@ -7,7 +7,7 @@ way. So a collector that dies half-way, or two that collect at once, leave nothi
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
@@ -39,7 +39,8 @@ class Need(NamedTuple):
     among the least recently used of all: their writers give slabs back once those are empty, and this one may grow.
     """
 
-    writer: int
+    writers: Collection[int]
+    """Its identities."""
     blocks: int
 
 
@@ -145,7 +146,7 @@ class Collector:
 
     def _scan(self, may: Callable[[], bool], need: Need | None) -> Forest | None:
         """All blocks; None when this process may not go on."""
-        forest = Forest(int(self._wall() * 1000), self._pace, need.writer if need else None)
+        forest = Forest(int(self._wall() * 1000), self._pace, need.writers if need else ())
         after: Key | None = None
         while found := self._index.entries(after, SCAN_BLOCKS):
             if not may():

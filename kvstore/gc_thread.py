@@ -1,4 +1,4 @@
-"""The thread that collects inside an engine's process, at a low priority."""
+"""The thread that collects, and looks after slabs, inside an engine's process; at a low priority."""
 
 import logging
 import os
@@ -7,6 +7,7 @@ from contextlib import suppress
 from threading import Event, Thread, get_native_id
 
 from deepinfer_kvstore.gc import Collector
+from deepinfer_kvstore.upkeep import Upkeep
 
 NICENESS = 10
 
@@ -14,11 +15,14 @@ _log = logging.getLogger(__name__)
 
 
 class GcThread:
-    """Calls a collector's `step` again and again. Errors of the shared directory are logged, and it goes on."""
+    """Takes steps again and again. Errors of the shared directory are logged, and it goes on."""
 
-    def __init__(self, collector: Collector, interval_s: float, evicted: Callable[[Mapping[str, int]], None]) -> None:
+    def __init__(
+        self, collector: Collector, upkeep: Upkeep, interval_s: float, evicted: Callable[[Mapping[str, int]], None]
+    ) -> None:
         """`evicted` is told what each step evicted, blocks by reason."""
         self._collector = collector
+        self._upkeep = upkeep
         self._interval_s = interval_s
         self._evicted = evicted
         self._closing = Event()
@@ -38,6 +42,7 @@ class GcThread:
         while not self._closing.wait(self._interval_s):
             try:
                 self._evicted(self._collector.step().evicted)
+                self._upkeep.step()
             except OSError as error:
                 _log.warning("kv store: collection: %s", error)
         self._collector.release()

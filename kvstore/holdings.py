@@ -44,13 +44,15 @@ class Holdings:
     ) -> None:
         """Use `take_up`, which knows what is live.
 
-        A slab is added while those of all writers are not above `grow_below_bytes`, and stay within `capacity_bytes`.
+        A slab is added while those of all writers are not above `grow_below_bytes`, for a writer without slabs also
+        above it, and within `capacity_bytes`.
         """
         self.writer = writer
         self.compactor = Compactor(writer.journal, index, self.held)
         self.slots = Slots(quarantine_seconds, clock)
         self._writers = {writer.id: writer}
         self._is_short = False
+        self._refused = False
         self._backend = backend
         self._geometry = geometry
         self._capacity_bytes = capacity_bytes
@@ -142,6 +144,7 @@ class Holdings:
             runs += taken
             try:
                 if left and not self._grow():
+                    self._refused = True
                     break
             except OSError:
                 if not runs:
@@ -159,10 +162,11 @@ class Holdings:
     def need(self) -> Need | None:
         """What this writer lacks: a part of its slots, but for those that will be free once they have rested."""
         free, taken, resting = self.slots.counts()
-        if free or not taken or self._clock() >= self._full_until:
+        self._refused &= not free
+        if not self._refused or not taken:
             return None
         blocks = max(1, self._geometry.slab_slots // NEED_SHARE, (taken + resting) // NEED_SHARE) - resting
-        return Need(self.writer.id, blocks) if blocks > 0 else None
+        return Need(self.owners(), blocks) if blocks > 0 else None
 
     def give_back(self) -> list[str]:
         """Remove slabs without blocks, all but one; their names.
@@ -196,7 +200,7 @@ class Holdings:
             self._full_until = self._clock() + FULL_PAUSE_S
             slab_bytes, used = self._geometry.slab_bytes, len(self._backend.names()) * self._geometry.slab_bytes
             room = min(self._capacity_bytes - used, self._backend.free_bytes())
-            if room < slab_bytes or used > self._grow_below_bytes:
+            if room < slab_bytes or (used > self._grow_below_bytes and self.slots.slabs()):
                 self._is_short = True
                 return False
             while True:

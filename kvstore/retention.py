@@ -93,7 +93,8 @@ class Retention:
     """At most this part of the capacity leaves for its age in an hour, so that a clock which jumped, in
     either direction, cannot empty the store before somebody has seen it. Want of space is not held up by it."""
     reclaim: Literal["reuse", "punch"] = "reuse"
-    """Whether freed slots keep their storage until they are written again."""
+    """Whether freed slots keep their storage until they are written again, or give it back. On a file system above
+    `high` they give it back in any case."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high < self.hard <= 0.98:
@@ -132,6 +133,10 @@ class Retention:
         if fill.disk_used_bytes > self.high * fill.disk.total_bytes:
             surplus = max(surplus, (fill.disk_used_bytes - self.low * fill.disk.total_bytes) / fill.slot_bytes)
         return min(ceil(surplus), fill.used_blocks)
+
+    def disk_is_high(self, fill: Fill) -> bool:
+        """Whether the file system is above the high mark, free slots included: their storage is better given back."""
+        return fill.disk.used_bytes > self.high * fill.disk.total_bytes
 
     def is_full(self, fill: Fill) -> bool:
         """Whether nothing may be stored now."""

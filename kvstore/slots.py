@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from time import monotonic
 from typing import NamedTuple
@@ -42,6 +42,8 @@ class Slots:
         self._current: SlabId | None = None
         self._cursor = 0
         self._lock = Lock()
+        self.hold_rested = False
+        """Whether slots that have rested wait for `rested`, and for `give_back` after it, before they are free."""
 
     def add(self, writer: int, slab: int, slots: int, live: Iterable[tuple[int, int]] = ()) -> None:
         """A slab of `slots` slots to write to, all of it free but the slots `live`: pairs of slot and generation."""
@@ -106,6 +108,18 @@ class Slots:
             self._resting.append((self._clock() + self._quarantine_seconds, (writer, slab), slot))
             return True
 
+    def rested(self) -> list[Run]:
+        """Slots that have rested for long enough, once: to be given back."""
+        with self._lock:
+            due: dict[SlabId, list[int]] = {}
+            for slab, slot in self._due():
+                due.setdefault(slab, []).append(slot)
+            return [
+                Run(*slab, first, last - first + 1)
+                for slab, slots in due.items()
+                for first, last in _runs(sorted(slots))
+            ]
+
     def taken(self, writer: int, slab: int) -> list[int]:
         """The slots of a slab that are live or being written."""
         with self._lock:
@@ -131,11 +145,16 @@ class Slots:
             return free, sum(map(len, self._states.values())) - free - resting, resting
 
     def _release(self) -> None:
+        if not self.hold_rested:
+            for slab, slot in self._due():
+                self._states[slab][slot] = _FREE
+                self._free[slab] += 1
+
+    def _due(self) -> Iterator[tuple[SlabId, int]]:
         now = self._clock()
         while self._resting and self._resting[0][0] <= now:
             _, slab, slot = self._resting.popleft()
-            self._states[slab][slot] = _FREE
-            self._free[slab] += 1
+            yield slab, slot
 
     def _take_run(self, count: int) -> Run | None:
         """The next run from where the last one ended; a shorter one rather than none."""
@@ -157,3 +176,17 @@ class Slots:
         self._free[self._current] -= count
         self._cursor = first + count
         return Run(*self._current, first, count)
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of neighbours."""
+    first = previous = None
+    for number in numbers:
+        if first is None or previous is None:
+            first = number
+        elif number != previous + 1:
+            yield first, previous
+            first = number
+        previous = number
+    if first is not None and previous is not None:
+        yield first, previous

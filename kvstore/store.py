@@ -37,14 +37,15 @@ from deepinfer_kvstore.stores import Labels, Put, Stores
 from deepinfer_kvstore.suspects import Suspects
 from deepinfer_kvstore.tenants import tenant_tag
 from deepinfer_kvstore.transfer import Transfer
+from deepinfer_kvstore.upkeep import Upkeep
 from deepinfer_kvstore.writer import Claims
 
 __all__ = ["Put", "Store"]
 
 SUSPECT_SECONDS = 60.0
 """A block that could not be read is not promised again for so long."""
-GIVE_BACK_SECONDS = 1.0
-"""Pause between two looks for empty slabs."""
+ADOPTION_SECONDS = 1.0
+"""Pause between two looks for slabs of dead writers, while slots are wanting."""
 GC_SHARE = 0.2
 """Part of its time that the thread which collects may work."""
 MAX_TOUCHES = 1 << 20
@@ -132,7 +133,7 @@ class Store:
         self._suspects = Suspects(SUSPECT_SECONDS)
         self._touched: dict[Key, tuple[int, int]] = {}
         self._touch_lock = Lock()
-        self._next_touch = self._next_beat = self._next_give_back = time.monotonic()
+        self._next_touch = self._next_beat = self._next_adoption = time.monotonic()
         self._disk_slot_bytes = places.disk_slot_bytes(geometry.slot_bytes)
         self._disks = Disks(places.disks if options.backend == "posix" else [])
         self._is_full = False
@@ -314,7 +315,11 @@ class Store:
             append=self._append_now, sync=self.sync, fill=self._fill, need=lambda: self._held().need(),
             lease_s=self.options.lease_s, pace=Pace(GC_SHARE),
         )  # fmt: skip
-        return GcThread(collector, self.options.collect_interval_s, self._counters.collected)
+        upkeep = Upkeep(
+            self._held, self._claims, self._backend, self._slabs, self.index,
+            sync=self.sync, fill=self._fill, retention=self.options.retention,
+        )  # fmt: skip
+        return GcThread(collector, upkeep, self.options.collect_interval_s, self._counters.collected)
 
     def _fill(self) -> Fill:
         slot_bytes = self._geometry.slot_bytes
@@ -401,9 +406,8 @@ class Store:
             self._holdings.beat()
         if not self._holdings.held():
             self._begin_anew()
-        if now >= self._next_give_back:
-            self._next_give_back = now + GIVE_BACK_SECONDS
-            self._give_back()
+        if now >= self._next_adoption:
+            self._next_adoption = now + ADOPTION_SECONDS
             self._adopt()
         if now >= self._next_touch:
             self._next_touch = now + self.options.touch_interval_s
@@ -419,13 +423,6 @@ class Store:
             return
         _log.warning("kv store: writer %08x was taken over, now %08x", lost.writer.id, self._holdings.writer.id)
         lost.release()
-
-    def _give_back(self) -> None:
-        try:
-            for name in self._held().give_back():
-                self._slabs.forget(name)
-        except OSError as error:
-            _log.warning("kv store: an empty slab could not be removed: %s", error)
 
     def _adopt(self) -> None:
         try:

@@ -185,15 +185,16 @@ class Claims:
         """
         return self.adopt() or self._new()
 
-    def adopt(self, *, of_any_length: bool = False) -> Writer | None:
+    def adopt(self, only: int | None = None, *, of_any_length: bool = False) -> Writer | None:
         """The identity of a dead writer whose slabs are cut as ours; or `of_any_length`, if only slots must agree.
+        `only` that one, where it is given.
 
         Raises:
             OSError: no directory can be written.
         """
         for name in sorted({name for name in _names(self._writers) if name.endswith(".lease")}):
             holder = self._holder(name)
-            if holder is None or holder.slot_bytes != self._geometry.slot_bytes:
+            if holder is None or holder.slot_bytes != self._geometry.slot_bytes or only not in (None, holder.writer):
                 continue
             if of_any_length or holder.slab_slots == self._geometry.slab_slots:
                 writer = self._take(name, holder)

@@ -215,7 +215,7 @@ def test_a_writer_in_need_gets_its_own_first_blocks_with_all_after_them(seed: in
     order = heap_of_leaves(blocks)
     writers = {key[:SHORT_KEY_BYTES]: entry.location.writer for key, entry in blocks.items()}
     wanted = {*order[:count], *[short for short in order if writers[short] == 2][:own]}
-    forest = Forest(NOW, Pace(), own=2)
+    forest = Forest(NOW, Pace(), own=[2])
     for key, entry in sorted(blocks.items()):
         forest.add(key, entry)
     gone = [short for short, _, _ in forest.evictions(count, 0, own)]

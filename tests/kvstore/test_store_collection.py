@@ -6,6 +6,7 @@ from time import monotonic, sleep
 
 import pytest
 
+from deepinfer_kvstore.fill import Disk
 from deepinfer_kvstore.retention import Retention
 from deepinfer_kvstore.store import Put, Store
 from store_case import PAYLOAD, SLAB_SLOTS, SLOT, get, key, open_store, payload, put
@@ -158,3 +159,74 @@ def test_a_writer_without_a_free_slot_makes_room_though_another_holds_most_slabs
     assert slab_bytes(tmp_path) <= 8 * SLAB
     rich.close()
     poor.close()
+
+
+def holes(tmp_path: Path) -> int:
+    """Slots whose storage was given back."""
+    slabs = list((tmp_path / "root").glob("*/slabs/*.slab"))
+    return len(slabs) * SLAB_SLOTS - sum(path.stat().st_blocks * 512 for path in slabs) // SLOT
+
+
+def test_punched_slots_give_their_storage_back_and_are_written_again(tmp_path: Path) -> None:
+    store = open_store(
+        tmp_path, slabs=2, collect_interval_s=0.02, io_timeout_s=0.1, retention=Retention(reclaim="punch")
+    )
+    put(store, range(24))
+    assert holes(tmp_path) == 0
+    store.delete([key(n) for n in range(0, 24, 3)])
+    assert eventually(lambda: holes(tmp_path) == 8)
+    assert get(store, range(24)) == [None if n % 3 == 0 else payload(n) for n in range(24)]
+    assert put(store, range(100, 108)) == [True] * 8
+    assert get(store, range(100, 108)) == [payload(n) for n in range(100, 108)]
+    store.close()
+
+
+def test_a_reader_during_a_punch_gets_the_block_or_a_miss(tmp_path: Path) -> None:
+    """A reader on another node may have looked a block up before it was collected: it rests, and then it is a hole."""
+    store = open_store(
+        tmp_path, slabs=2, collect_interval_s=0.02, io_timeout_s=0.02, retention=Retention(reclaim="punch")
+    )
+    put(store, range(16))
+    late = open_store(tmp_path, index_dir=tmp_path / "late", sync_interval_s=3600)
+    store.delete([key(n) for n in range(16)])
+    seen: set[bool] = set()
+    deadline = monotonic() + 30
+    while False not in seen and monotonic() < deadline:
+        for found, n in zip(get(late, range(16)), range(16), strict=True):
+            assert found in (None, payload(n))
+            seen.add(found is not None)
+    assert False in seen
+    assert set(late.stats().misses) <= {"header", "absent", "generation"}
+    store.close()
+    late.close()
+
+
+def test_a_disk_that_others_fill_gets_the_storage_of_free_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """# Tanguille/cluster#4636"""
+    store = open_store(tmp_path, slabs=4, collect_interval_s=0.02, io_timeout_s=0.1)
+    put(store, range(40))
+    full = Disk(total_bytes=1000 * SLOT, used_bytes=900 * SLOT, own_bytes=48 * SLOT)
+    monkeypatch.setattr(store._disks, "fullest", lambda: full)
+    assert eventually(lambda: store.stats().used_bytes == 0)  # 892 are used by others: above the low mark
+    assert eventually(lambda: slab_bytes(tmp_path) == SLAB and holes(tmp_path) == SLAB_SLOTS)
+    store.close()
+
+
+def test_slabs_that_a_dead_writer_left_empty_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepinfer_kvstore.upkeep.SWEEP_SECONDS", 0.1)
+    store = open_store(tmp_path, slabs=8, collect_interval_s=0.02)
+    dead, lives = open_store(tmp_path, slabs=8), open_store(tmp_path, slabs=8)
+    put(dead, range(2 * SLAB_SLOTS))
+    put(lives, range(200, 200 + SLAB_SLOTS))
+    dead.delete([key(n) for n in range(SLAB_SLOTS)])
+    lives.delete([key(n) for n in range(200, 200 + SLAB_SLOTS)])
+    lives.sync()
+    dead.close()
+    assert eventually(lambda: slab_bytes(tmp_path) == 2 * SLAB)
+    store.sync()
+    assert get(store, range(16, 32)) == [payload(n) for n in range(16, 32)]
+    assert put(lives, [300]) == [True], "its slab is still there"
+    lives.close()
+    store.close()

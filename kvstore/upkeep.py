@@ -1,0 +1,107 @@
+"""What a writer does for the space its slabs take: gives back empty ones, punches freed slots, buries the dead.
+
+Run now and then on the thread that collects. Nothing here is in the way of a put or a get.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from time import monotonic
+
+from deepinfer_kvstore.backend import Backend
+from deepinfer_kvstore.fill import Fill
+from deepinfer_kvstore.holdings import Holdings
+from deepinfer_kvstore.index import Index
+from deepinfer_kvstore.retention import Retention
+from deepinfer_kvstore.slabs import OpenSlabs, parse_slab_name, slab_name
+from deepinfer_kvstore.slots import Run, SlabId
+from deepinfer_kvstore.writer import Claims
+
+SWEEP_SECONDS = 30.0
+"""Pause between two looks for slabs that dead writers left empty."""
+PRESSED_SECONDS = 60.0
+"""On a disk that is too full, all free slots are punched this often."""
+
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The upkeep of one store. For one thread."""
+
+    def __init__(
+        self,
+        holdings: Callable[[], Holdings],
+        claims: Claims,
+        backend: Backend,
+        slabs: OpenSlabs,
+        index: Index,
+        *,
+        sync: Callable[[], object],
+        fill: Callable[[], Fill],
+        retention: Retention,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`holdings()` are those of now: an identity that was lost is followed by another."""
+        self._holdings = holdings
+        self._claims = claims
+        self._backend = backend
+        self._slabs = slabs
+        self._index = index
+        self._sync = sync
+        self._fill = fill
+        self._retention = retention
+        self._clock = clock
+        self._sweep_at = clock() + SWEEP_SECONDS
+        self._press_at = 0.0
+        self._left_empty: set[SlabId] = set()
+
+    def step(self) -> None:
+        """To be called about once a second.
+
+        Raises:
+            OSError: a slab could not be removed or punched; the next step begins anew.
+        """
+        holdings = self._holdings()
+        disk_is_high = self._retention.disk_is_high(self._fill())
+        holdings.slots.hold_rested = self._retention.reclaim == "punch" or disk_is_high
+        if disk_is_high and self._clock() >= self._press_at:
+            self._press_at = self._clock() + PRESSED_SECONDS
+            self._punch(holdings, holdings.slots.take(holdings.slots.counts()[0]))
+        self._punch(holdings, holdings.slots.rested())
+        for name in holdings.give_back():
+            self._slabs.forget(name)
+        if self._clock() >= self._sweep_at:
+            self._sweep_at = self._clock() + SWEEP_SECONDS
+            self._sweep(holdings.owners())
+
+    def _punch(self, holdings: Holdings, runs: list[Run]) -> None:
+        """Give the storage of slots back, and then free them."""
+        try:
+            for run in runs:
+                with self._slabs.use(slab_name(run.writer, run.slab), write=True) as slab:
+                    slab.punch(run.first, run.slots)
+        finally:
+            for run in runs:
+                holdings.slots.give_back(run)
+
+    def _sweep(self, own: Collection[int]) -> None:
+        """Remove slabs that dead writers left without blocks, seen so twice: an index may just be rebuilt."""
+        found = set(filter(None, map(parse_slab_name, self._backend.names())))
+        empty = {slab for slab in found if slab[0] not in own and not self._index.slots_of(*slab)}
+        if self._index.needs_rebuild:
+            empty = set()
+        again, self._left_empty = empty & self._left_empty, empty
+        for dead in {writer for writer, _ in again}:
+            writer = self._claims.adopt(dead, of_any_length=True)
+            if writer is None:  # it lives
+                continue
+            try:
+                self._sync()
+                for slab in again:
+                    if slab[0] == dead and not self._index.slots_of(*slab) and not self._index.needs_rebuild:
+                        self._slabs.forget(slab_name(*slab))
+                        self._backend.remove(slab_name(*slab))
+                        _log.info("kv store: removed %s, left empty by a writer that ended", slab_name(*slab))
+            finally:
+                with suppress(OSError):
+                    writer.release()
