@@ -4,6 +4,7 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 
+from deepinfer_kvstore.backend import Slab
 from deepinfer_kvstore.breaker import Breaker
 from deepinfer_kvstore.entry import Location
 from deepinfer_kvstore.geometry import HEADER_BYTES, PAGE_BYTES
@@ -16,6 +17,9 @@ from deepinfer_kvstore.transfer import Transfer
 
 MAX_SLOTS_PER_CALL = 512
 """Two buffers each, of the 1024 that Linux takes at once."""
+CACHED_CALL_BYTES = 512 << 10
+"""Of one call where the page cache has the bytes: the checksum then finds them in the CPU's cache."""
+_WHOLE_PAGES = -PAGE_BYTES
 
 Wanted = tuple[Location, int, Key, memoryview]
 """Where a block is, its number in the transfer, its key, and the writable buffer of its length."""
@@ -35,8 +39,14 @@ class Loads:
         *,
         slot_bytes: int,
         run_bytes: int,
+        call_bytes: int,
     ) -> None:
-        """`on_bad(key, location, flaw)` is told of blocks that are not what the index says; None: unreadable."""
+        """
+        Args:
+            on_bad: Told key, location and flaw of blocks that are not what the index says; no flaw: unreadable.
+            run_bytes: Most bytes that one thread is given at once.
+            call_bytes: Most bytes in one call of the kernel.
+        """
         self.slabs = slabs
         self.seal = seal
         self.counters = counters
@@ -44,6 +54,7 @@ class Loads:
         self.on_bad = on_bad
         self.slot_bytes = slot_bytes
         self._threads = threads
+        self.call_slots = max(1, min(call_bytes // slot_bytes, MAX_SLOTS_PER_CALL))
         self._limit = max(1, min(run_bytes // slot_bytes, MAX_SLOTS_PER_CALL))
 
     def start(self, wanted: Sequence[Wanted], transfer: Transfer) -> None:
@@ -69,7 +80,7 @@ def runs_of(wanted: Sequence[Wanted], limit: int) -> Iterator[list[Wanted]]:
 
 
 class _LoadRun:
-    """One read call. A `Job`."""
+    """Blocks in neighbouring slots on their way to one transfer. A `Job`."""
 
     is_store = False
 
@@ -78,11 +89,23 @@ class _LoadRun:
         self._loads = loads
         self._wanted = wanted
         self._transfer = transfer
+        self._good: list[int] = []
+        self._moved_bytes = 0
 
     def run(self, bounce: memoryview) -> None:
-        if not self._loads.breaker.admit():
+        loads = self._loads
+        if not loads.breaker.admit():
             return self._miss(self._wanted, Miss.BREAKER)
-        self._read(self._wanted, bounce)
+        began = monotonic()
+        bad = self._read(self._wanted, bounce)
+        if bad:  # the open slab may be one that was removed, another having its name by now
+            loads.slabs.forget(slab_name(bad[0][0][0].writer, bad[0][0][0].slab))
+            bad = [still for block, _ in bad for still in self._read([block], bounce)]
+        for block, flaw in bad:
+            loads.on_bad(block[2], block[0], flaw)
+            self._miss([block], flaw)
+        loads.counters.loaded(len(self._good), self._moved_bytes, monotonic() - began)
+        self._transfer.settle_all(self._good, True, self._moved_bytes)
 
     def expire(self) -> None:
         self._miss(self._wanted, Miss.TIMEOUT)
@@ -90,69 +113,66 @@ class _LoadRun:
     def overran(self) -> None:
         self._loads.breaker.failed()
 
-    def _read(self, wanted: list[Wanted], bounce: memoryview, *, again: bool = False) -> None:
-        """Payloads go into the buffers up to their last whole page; what is left, and the header, into `bounce`.
-
-        So a page-aligned buffer can be read past the page cache, though payloads are not whole pages. A block that
-        is not what was expected is read again: the open slab may be one that was removed, another having its name.
-        """
+    def _read(self, wanted: list[Wanted], bounce: memoryview) -> list[tuple[Wanted, Flaw]]:
+        """Read all; those that are not what was expected. What cannot be read is missed here."""
         loads = self._loads
-        began = monotonic()
-        slot_bytes = loads.slot_bytes
+        bad: list[tuple[Wanted, Flaw]] = []
+        at = 0
+        try:
+            with loads.slabs.use(slab_name(wanted[0][0].writer, wanted[0][0].slab)) as slab:
+                for at in range(0, len(wanted), loads.call_slots):
+                    some = wanted[at : at + loads.call_slots]
+                    try:
+                        bad += self._call(slab, some, bounce)
+                    except OSError as error:
+                        if error.errno != errno.EIO:
+                            raise
+                        if len(some) == 1:
+                            self._failed(some, error)
+                        else:  # perhaps of one slot only
+                            bad += [flawed for block in some for flawed in self._read([block], bounce)]
+        except OSError as error:
+            self._failed(wanted[at:], error)
+        return bad
+
+    def _call(self, slab: Slab, wanted: list[Wanted], bounce: memoryview) -> list[tuple[Wanted, Flaw]]:
+        """One call of the kernel, and the check of what it brought; the blocks that fail it.
+
+        Payloads go into the buffers up to their last whole page; what is left, and the header, into `bounce`. So a
+        page-aligned buffer can be read past the page cache, though payloads are not whole pages.
+        """
+        slot_bytes = self._loads.slot_bytes
         buffers: list[memoryview] = []
-        ends: list[int] = []
         at = 0
         for _, _, _, buffer in wanted:
-            whole = len(buffer) // PAGE_BYTES * PAGE_BYTES
+            whole = len(buffer) & _WHOLE_PAGES
             if whole:
                 buffers.append(buffer[:whole])
             end = at + slot_bytes - whole
             buffers.append(bounce[at:end])
-            ends.append(end)
             at = end
-        first = wanted[0][0]
-        name = slab_name(first.writer, first.slab)
-        try:
-            with loads.slabs.use(name) as slab:
-                slab.readv(first.slot, buffers)
-        except OSError as error:
-            return self._failed(wanted, error, bounce)
-        loads.breaker.succeeded()
-        good: list[int] = []
+        slab.readv(wanted[0][0].slot, buffers)
+        self._loads.breaker.succeeded()
         bad: list[tuple[Wanted, Flaw]] = []
-        moved = at = 0
-        is_whole = loads.seal.is_whole
-        for block, end in zip(wanted, ends, strict=True):
+        seal = self._loads.seal
+        at = 0
+        for block in wanted:
             location, number, key, buffer = block
             length = len(buffer)
-            tail = length % PAGE_BYTES
-            if tail:
-                buffer[length - tail :] = bounce[at : at + tail]
-            at = end
-            header = bounce[end - HEADER_BYTES : end]
-            if is_whole(header, buffer, key, location.generation):
-                good.append(number)
-                moved += length
+            whole = length & _WHOLE_PAGES
+            if whole != length:
+                buffer[whole:] = bounce[at : at + length - whole]
+            at += slot_bytes - whole
+            header = bounce[at - HEADER_BYTES : at]
+            if seal.is_whole(header, buffer, key, location.generation):
+                self._good.append(number)
+                self._moved_bytes += length
             else:
-                bad.append((block, loads.seal.flaw(header, buffer, key, location.generation) or Flaw.HEADER))
-        loads.counters.loaded(len(good), moved, monotonic() - began)
-        self._transfer.settle_all(good, True, moved)
-        if bad and not again:
-            loads.slabs.forget(name)
-            for block, _ in bad:
-                self._read([block], bounce, again=True)
-            return
-        for (location, number, key, _), flaw in bad:
-            loads.on_bad(key, location, flaw)
-            loads.counters.missed(flaw)
-            self._transfer.settle(number, False)
+                bad.append((block, seal.flaw(header, buffer, key, location.generation) or Flaw.HEADER))
+        return bad
 
-    def _failed(self, wanted: list[Wanted], error: OSError, bounce: memoryview) -> None:
+    def _failed(self, wanted: list[Wanted], error: OSError) -> None:
         loads = self._loads
-        if len(wanted) > 1 and error.errno == errno.EIO:  # perhaps of one slot only
-            for block in wanted:
-                self._read([block], bounce)
-            return
         gone = isinstance(error, FileNotFoundError)
         if not gone:
             loads.breaker.failed()
@@ -161,6 +181,6 @@ class _LoadRun:
         timed_out = error.errno == errno.ETIMEDOUT
         self._miss(wanted, Miss.ABSENT if gone else Miss.TIMEOUT if timed_out else Miss.ERROR)
 
-    def _miss(self, wanted: Sequence[Wanted], reason: Miss) -> None:
+    def _miss(self, wanted: Sequence[Wanted], reason: str) -> None:
         self._loads.counters.missed(reason, len(wanted))
         self._transfer.settle_all([number for _, number, _, _ in wanted], False)

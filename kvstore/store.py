@@ -25,7 +25,7 @@ from deepinfer_kvstore.index import Applied, Index
 from deepinfer_kvstore.io import IoThreads
 from deepinfer_kvstore.journal import JournalSet, Record
 from deepinfer_kvstore.keys import Key
-from deepinfer_kvstore.loads import Loads, Wanted
+from deepinfer_kvstore.loads import CACHED_CALL_BYTES, Loads, Wanted
 from deepinfer_kvstore.network_fs import file_system_type, is_network
 from deepinfer_kvstore.opening import Places, check_space, default_index_dir, open_backend, prepare
 from deepinfer_kvstore.options import StoreOptions
@@ -147,6 +147,7 @@ class Store:
         self._loads = Loads(
             self._threads, self._slabs, seal, self._counters, self._load_breaker, self._bad,
             slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes,
+            call_bytes=CACHED_CALL_BYTES if options.direct == "off" else options.run_bytes,
         )  # fmt: skip
         self._stores = Stores(
             self._threads, self._slabs, seal, self._counters, self._store_breaker, self._publisher, self._held,
