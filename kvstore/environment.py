@@ -25,6 +25,7 @@ MAP_BYTES = 1 << 30
 DATABASES = (b"keys", b"rivals", b"slots", b"queue", b"watched", b"totals", b"journals")
 READERS = 1024
 """Threads of all processes that may read at one moment."""
+_NO_INODE = (-1, -1)
 
 
 def boot_id() -> str:
@@ -77,9 +78,10 @@ class Environment:
         self._map_bytes = map_bytes
         self._users = 0
         self._readers = 0
+        self._excluded = False
         self._changed = Condition()
         self._writing = Lock()
-        self._inode = (0, 0)
+        self._inode = _NO_INODE
         require_local(path)
         try:
             with self._alone():
@@ -94,44 +96,32 @@ class Environment:
     def release(self) -> None:
         """Close the environment when its last user in this process has released it."""
         with self._sharing:
+            if self._users == 1 and self.usable:
+                self._mark_clean()
+                del self._shared[self.path]
             self._users -= 1
-            if self._users or not self.usable:
-                return
-            del self._shared[self.path]
-            self._mark_clean()
-            with self._exclusive():
-                self._lmdb.close()
+            if not self._users and self._process == os.getpid():
+                with self._writing, self._exclusive():
+                    self._lmdb.close()
 
     @property
     def usable(self) -> bool:
-        """Whether this is the process that opened it."""
-        return self._process == os.getpid()
+        """Whether this is the process that opened it, and has not closed it."""
+        return self._process == os.getpid() and bool(self._users)
 
     @contextmanager
     def read(self, database: bytes) -> Iterator[Any]:
         """A snapshot of one database. Keep it short: pages freed since are not used again until it ends."""
-        if not self.usable:
-            raise lmdb.Error("the index was opened before this process was forked")
-        with self._changed:
-            self._readers += 1
+        transaction = self._begin(database)
         try:
-            try:
-                transaction = self._lmdb.begin(self.databases[database])
-            except lmdb.ReadersFullError:  # by processes that were killed, most likely
-                self._lmdb.reader_check()
-                transaction = self._lmdb.begin(self.databases[database])
             with transaction:
                 yield transaction
         finally:
-            with self._changed:
-                self._readers -= 1
-                if not self._readers:
-                    self._changed.notify_all()
+            self._leave()
 
     def write(self, change: Callable[[Any], None]) -> None:
         """Run `change(transaction)` and commit; once more with a larger map where this one is full."""
-        if not self.usable:
-            raise lmdb.Error("the index was opened before this process was forked")
+        self._require_usable()
         with self._writing:
             while True:
                 try:
@@ -145,14 +135,14 @@ class Environment:
                         self._map_bytes = 2 * self._lmdb.info()["map_size"]
                         self._lmdb.set_mapsize(self._map_bytes)
                 except lmdb.MapResizedError:
-                    self._adopt_size()
+                    self._follow_size()
 
     def last_transaction(self) -> tuple[int, int]:
         """Changes whenever anyone commits, or the file is replaced. About a microsecond."""
         return self.incarnation, self._lmdb.info()["last_txnid"]
 
     def replaced(self) -> bool:
-        """Whether the path no longer leads to the file that is open: removed, or replaced by another process."""
+        """Whether the path no longer leads to a file that is open: removed, or replaced by another process."""
         return _inode(self.path) != self._inode
 
     def reopen(self, *, discard: bool) -> None:
@@ -163,25 +153,58 @@ class Environment:
         """
         with self._writing, self._alone(), self._exclusive():
             self._lmdb.close()
-            if discard and _inode(self.path) == self._inode:
+            before, self._inode = self._inode, _NO_INODE
+            if discard and _inode(self.path) == before:
                 self._discard()
             self._open()
 
-    def follow_size(self) -> None:
-        """Map what another process has grown the file to: for readers that met `lmdb.MapResizedError`."""
-        with self._writing:
-            self._adopt_size()
+    def _begin(self, database: bytes) -> Any:
+        """A read transaction, this thread being counted as a reader until it calls `_leave`."""
+        self._require_usable()
+        for last in (False, True):
+            with self._changed:
+                self._changed.wait_for(lambda: not self._excluded)
+                self._readers += 1
+            try:
+                return self._lmdb.begin(self.databases[database])
+            except (lmdb.ReadersFullError, lmdb.MapResizedError) as error:
+                self._leave()
+                if last:
+                    raise
+                if isinstance(error, lmdb.MapResizedError):  # by another process
+                    with self._writing:
+                        self._follow_size()
+                else:  # by processes that were killed, most likely
+                    self._lmdb.reader_check()
+            except BaseException:
+                self._leave()
+                raise
 
-    def _adopt_size(self) -> None:
+    def _leave(self) -> None:
+        with self._changed:
+            self._readers -= 1
+            if not self._readers:
+                self._changed.notify_all()
+
+    def _follow_size(self) -> None:
         with self._exclusive():
             self._lmdb.set_mapsize(0)
 
+    def _require_usable(self) -> None:
+        if not self.usable:
+            raise lmdb.Error("the index is closed, or was opened before this process was forked")
+
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Wait until no thread of this process reads, and keep them out."""
+        """Wait until no thread of this process reads, and keep them out: maps move, and files are closed."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._readers)
-            yield
+            self._excluded = True
+            try:
+                self._changed.wait_for(lambda: not self._readers)
+                yield
+            finally:
+                self._excluded = False
+                self._changed.notify_all()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

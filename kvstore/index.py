@@ -28,8 +28,11 @@ TRANSACTION_RECORDS = 8192
 """Records in one transaction: each may dirty two pages, and LMDB keeps dirty pages in memory until it commits."""
 _POSITION = struct.Struct("<16sQ")
 """Row of a journal: its identity, and the offset up to which it has been applied."""
-_PASSING = (lmdb.ReadersFullError, lmdb.MapFullError, lmdb.MapResizedError, lmdb.DiskError, lmdb.MemoryError)
-"""Errors that do not speak of damage."""
+_DAMAGE = (
+    lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.VersionMismatchError,
+    lmdb.IncompatibleError, lmdb.BadDbiError, lmdb.PageFullError, lmdb.CursorFullError, struct.error,
+)  # fmt: skip
+"""Other errors pass by themselves: a full disk, too many readers."""
 
 
 @dataclass
@@ -222,6 +225,8 @@ class Index:
         """
         applied = Applied()
         with self._syncing:
+            if not self._environment.usable:
+                return applied
             try:
                 self._heal()
                 if owners:
@@ -246,23 +251,21 @@ class Index:
 
     def _read(self, look: Callable[[Any], T], default: T, database: bytes) -> T:
         """What `look` finds with a transaction on `database`; `default` where it cannot be read."""
-        for _ in range(2):
-            try:
-                with self._environment.read(database) as transaction:
-                    return look(transaction)
-            except lmdb.MapResizedError:
-                self._environment.follow_size()
-            except (lmdb.Error, struct.error) as error:
-                self._failed(error)
-                break
-        return default
+        try:
+            with self._environment.read(database) as transaction:
+                return look(transaction)
+        except (lmdb.Error, struct.error) as error:
+            self._failed(error)
+            return default
 
     def _failed(self, error: Exception) -> None:
-        passing = isinstance(error, _PASSING) or not isinstance(error, lmdb.Error | struct.error)
-        self._damaged |= not passing and self._environment.usable
+        """Note damage, and say once what is wrong. A closed index has misses and says nothing."""
+        if not self._environment.usable:
+            return
+        self._damaged |= isinstance(error, _DAMAGE)
         if str(error) != self._reported:
             self._reported = str(error)
-            remedy = "it is rebuilt from the journals" if self._damaged else "blocks count as missing meanwhile"
+            remedy = "it is made again from the journals" if self._damaged else "blocks count as missing meanwhile"
             log.warning("index %s: %s: %s", self._environment.path, error, remedy)
 
     def _heal(self) -> None:

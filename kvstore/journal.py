@@ -292,14 +292,18 @@ class JournalSet:
 
     def _list(self) -> None:
         found: dict[str, list[int]] = {}
+        listed = 0
         for directory in self._directories:
             try:
                 with os.scandir(directory) as entries:
                     for entry in entries:
                         if JournalName.parse(entry.name):
                             found.setdefault(entry.name, []).append(entry.inode())
+                listed += 1
             except OSError:  # this replica is out of reach
                 continue
+        if not listed and self._names:  # all of them are: what was there may be there still
+            return
         for name, inodes in list(self._inodes.items()):
             if found.get(name) != inodes:
                 self._close(name)

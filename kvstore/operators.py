@@ -11,6 +11,7 @@ from pathlib import Path
 from time import time, time_ns
 from typing import NamedTuple
 
+from deepinfer_kvstore.compaction import Compactor
 from deepinfer_kvstore.entry import Entry
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.geometry import Geometry
@@ -100,6 +101,9 @@ def appending(namespace: Namespace) -> Iterator[Callable[[Sequence[Record]], Non
 
     try:
         yield append
+        compactor = Compactor(writer.journal, namespace.index, writer.held)
+        if compactor.worthwhile():  # identities are used again, and each use leaves a file
+            compactor.compact()
     finally:
         writer.release()
 

@@ -69,7 +69,8 @@ last = b"\\0\\1" + (99 * 50).to_bytes(32, "big")
 index = Index.open(path, namespace, map_bytes=1 << 18)
 print(index.get(last) is None, flush=True)
 sys.stdin.readline()
-print(index.get(last) is not None)
+{use}
+print(index._environment._lmdb.info()["map_size"] > 1 << 18 and index.get(last) is not None)
 """
 )
 FULL = (
@@ -250,8 +251,9 @@ def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.Monkey
     assert not path.exists()
 
 
-def test_a_full_map_grows_under_readers(path: Path, directory: Path) -> None:
-    """Another process that has the smaller map follows at its next read."""
+@pytest.mark.parametrize("use", ["index.get(last)", "index.sync(journals)"])
+def test_a_full_map_grows_under_readers(path: Path, directory: Path, use: str) -> None:
+    """Another process that has the smaller map follows, whatever it does next."""
     small = 1 << 18
     index = synced(path, directory, map_bytes=small)
     stop = threading.Event()
@@ -266,7 +268,7 @@ def test_a_full_map_grows_under_readers(path: Path, directory: Path) -> None:
     for reader in readers:
         reader.start()
     with subprocess.Popen(
-        [sys.executable, "-c", FOLLOW, str(path), str(directory)],
+        [sys.executable, "-c", FOLLOW.format(use=use), str(path), str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -355,6 +357,18 @@ def test_one_process_shares_one_environment(path: Path, directory: Path) -> None
     third = synced(path, directory)
     assert present(third) == BLOCKS
     third.close()
+
+
+def test_a_closed_index_stays_closed(path: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that comes late finds nothing, and above all throws away nothing that others use."""
+    index = synced(path, directory)
+    index.close()
+    assert present(index) == 0
+    assert index.sync(JournalSet([directory], NAMESPACE)) == Applied()
+    assert not index.needs_rebuild and not caplog.records
+    again = Index.open(path, NAMESPACE)
+    assert present(again) == BLOCKS
+    again.close()
 
 
 def test_a_forked_child_has_misses_and_may_not_open(path: Path, directory: Path) -> None:

@@ -215,6 +215,19 @@ def test_journals_that_vanish_are_no_longer_named(directory: Path, journals: Jou
     assert journals.read(path.name, RECORD_BYTES, 9) == ([], RECORD_BYTES)
 
 
+def test_a_directory_out_of_reach_takes_nothing_away(directory: Path, journals: JournalSet, clock: list[float]) -> None:
+    """An unmounted root must not make the index begin anew when it is back."""
+    name = str(write(directory, [put(1)]).name)
+    journals.names()
+    before = journals.identity(name)
+    directory.rename(directory.with_name("away"))
+    clock[0] += 10
+    assert journals.names() == [name]
+    directory.with_name("away").rename(directory)
+    clock[0] += 10
+    assert journals.names() == [name] and journals.identity(name) == before
+
+
 def test_no_directory_is_no_journals(tmp_path: Path) -> None:
     assert JournalSet([tmp_path / "none"], NAMESPACE).names() == []
 
@@ -244,10 +257,13 @@ def test_more_journals_than_open_files_are_read(
     monkeypatch.setattr(journal_module, "OPEN_FILES", 2)
     for writer in range(5):
         write(directory, [put(writer, writer=writer)], writer=writer).close()
+    before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         found = [journals.read(name, RECORD_BYTES, 9)[0] for name in journals.names()]
         assert found == [[put(writer, writer=writer)] for writer in range(5)]
-        assert len(os.listdir("/proc/self/fd")) < 200
+        assert len(os.listdir("/proc/self/fd")) == before + 2
+    journals.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.fixture
