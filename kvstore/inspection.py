@@ -1,20 +1,19 @@
 """Looking at the slots of a namespace: whether they hold what the index says, and what the index does not know of."""
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from enum import StrEnum
-from pathlib import Path
 from random import Random
 from time import time_ns
 from typing import NamedTuple
 
+from deepinfer_kvstore.backend import Backend
 from deepinfer_kvstore.entry import Entry, Location
-from deepinfer_kvstore.geometry import HEADER_BYTES, Geometry
+from deepinfer_kvstore.geometry import HEADER_BYTES
 from deepinfer_kvstore.header import Flaw, Seal
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.keys import HASH_BYTES, Key, make_key
-from deepinfer_kvstore.posix import PosixBackend
 from deepinfer_kvstore.slabs import parse_slab_name, slab_name
 
 RUN_BYTES = 4 << 20
@@ -54,36 +53,31 @@ class Inspector:
     What changes while it looks is looked at again: only what stays wrong is reported.
     """
 
-    def __init__(self, directory: Path, slot_bytes: int, index: Index, seal: Seal, sync: Callable[[], object]) -> None:
-        """`directory` holds the slabs; `sync` brings `index` up to date. A seal without secret checks no MAC."""
-        self._directory = directory
+    def __init__(
+        self,
+        backend: Backend,
+        slot_bytes: int,
+        slabs: Callable[[], Mapping[str, int]],
+        index: Index,
+        seal: Seal,
+        sync: Callable[[], object],
+    ) -> None:
+        """`slabs` says which there are and how many slots each has; `sync` brings `index` up to date.
+
+        A seal without secret checks no MAC.
+        """
+        self._backend = backend
         self._slot_bytes = slot_bytes
+        self._slabs = slabs
         self._index = index
         self._seal = seal
         self._sync = sync
-        self._backend = PosixBackend(directory, Geometry(slot_bytes, 1))
         self._run_slots = max(1, RUN_BYTES // slot_bytes)
         self._buffer = memoryview(mmap.mmap(-1, self._run_slots * slot_bytes))
         self.read = 0
         """Slots looked at."""
         self.intact = 0
         """Blocks of the index that are whole."""
-
-    def slabs(self) -> dict[str, int]:
-        """Slabs and their numbers of slots.
-
-        Raises:
-            OSError: the directory cannot be read.
-        """
-        found: dict[str, int] = {}
-        for name in sorted(self._backend.names()):
-            try:
-                size = (self._directory / name).stat().st_size
-            except FileNotFoundError:  # collected
-                continue
-            if parse_slab_name(name):
-                found[name] = size // self._slot_bytes
-        return found
 
     def everything(self, progress: Callable[[int, int], object]) -> Iterator[Damaged | Orphan]:
         """Read every slot. `progress` is told slots done, and how many there are.
@@ -92,14 +86,14 @@ class Inspector:
             OSError: the directory cannot be read.
         """
         self._sync()
-        slabs = self.slabs()
+        slabs = {name: slots for name, slots in sorted(self._slabs().items()) if parse_slab_name(name)}
         total = sum(slabs.values())
         for name, slots in slabs.items():
             before = self.read
             yield from self._slab(name, slots)
             self.read = before + slots
             progress(self.read, total)
-        there = {parse_slab_name(name) for name in self.slabs()}
+        there = {parse_slab_name(name) for name in self._slabs()}
         self._sync()
         for writer, slab in self._index.slabs():
             if (writer, slab) not in there:

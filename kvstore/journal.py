@@ -160,9 +160,13 @@ class JournalWriter:
                 os.fdatasync(file)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. A file without records is removed: it would be looked at for ever."""
         with self._lock:
             _close(self._files)
+            if self._files and not self.records:
+                for directory in self.directories:
+                    with suppress(OSError):
+                        (directory / str(self.name)).unlink()
             self._files = []
 
     def _begin(self, name: JournalName) -> None:

@@ -12,10 +12,12 @@ import typer
 from deepinfer_vllm.cli.errors import CommandError
 
 if TYPE_CHECKING:
+    from deepinfer_kvstore.bare_namespace import BareNamespace
     from deepinfer_kvstore.entry import Entry
-    from deepinfer_kvstore.namespaces import Namespace
 
-Root = Annotated[Path, typer.Option("--root", help="The store's shared directory.", show_default=False)]
+Roots = Annotated[
+    list[Path], typer.Option("--root", help="The store's directory; with erasure coding, each root in its order.")
+]
 Name = Annotated[str | None, typer.Option("--namespace", help="16 hex digits: one namespace. Default: all.")]
 IndexDir = Annotated[Path | None, typer.Option(help="Local directory of indexes. Default: the engines' of this user.")]
 SecretFile = Annotated[Path | None, typer.Option(help="The file with the store's secret, to check who wrote blocks.")]
@@ -31,7 +33,7 @@ def add_to(group: typer.Typer) -> None:
 
 
 def check(
-    root: Root,
+    root: Roots,
     namespace: Name = None,
     sample: Annotated[int, typer.Option(min=1, help="Blocks to read, chosen by chance.")] = 1000,
     everything: Annotated[bool, typer.Option("--all", help="Read every slot; finds orphans too.")] = False,
@@ -60,7 +62,7 @@ def check(
 
 
 def repair(
-    root: Root,
+    root: Roots,
     namespace: Name = None,
     keep_index: Annotated[bool, typer.Option("--keep-index", help="Do not make this node's index again.")] = False,
     index_dir: IndexDir = None,
@@ -75,17 +77,19 @@ def repair(
     Example: deepinfer kvstore repair --root /mnt/3fs/kv --namespace 0123456789abcdef
     """
     from deepinfer_kvstore import rebuild, reports
-    from deepinfer_kvstore.operators import appending
     from deepinfer_vllm.cli.kvstore_text import repair_lines
 
     found: list[Report] = []
     with _opened(root, index_dir, namespace) as namespaces:
         secret = _secret(secret_file)
         for each in namespaces:
-            looking = reports.inspector(each, secret)
             if not keep_index:
                 each.index.begin_anew()
-            with progress_bar("reading slots") as progress, appending(each) as append:
+            with (
+                progress_bar("reading slots") as progress,
+                each.inspector(secret) as looking,
+                each.appending() as append,
+            ):
                 done = rebuild.repair(looking.everything(progress), append)
             each.sync()
             counts = {"adopted": done.adopted, "dropped": dict(done.dropped), "left": dict(done.left)}
@@ -94,7 +98,7 @@ def repair(
 
 
 def stats(
-    root: Root,
+    root: Roots,
     namespace: Name = None,
     ages: Annotated[bool, typer.Option(help="Look at every block for a histogram of ages.")] = True,
     index_dir: IndexDir = None,
@@ -116,7 +120,7 @@ def stats(
 
 
 def ls(
-    root: Root,
+    root: Roots,
     namespace: Name = None,
     oldest: Annotated[bool, typer.Option("--oldest/--newest", help="By last use.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Blocks to print, of each namespace.")] = 20,
@@ -144,7 +148,7 @@ def ls(
 
 
 def purge(
-    root: Root,
+    root: Roots,
     namespace: Name = None,
     tenant: Tenant = None,
     older_than: Annotated[str | None, typer.Option(help="Only blocks not used for so long, as 90m, 36h or 3d.")] = None,
@@ -162,7 +166,7 @@ def purge(
     Example: deepinfer kvstore purge --root /mnt/3fs/kv --tenant team-a --older-than 3d
     """
     from deepinfer_kvstore import gc, reports
-    from deepinfer_kvstore.operators import appending, chosen, leases, remove_files
+    from deepinfer_kvstore.operators import chosen, leases
     from deepinfer_vllm.cli.kvstore_text import purge_lines
 
     if everything == bool(tenant or older_than):
@@ -173,18 +177,18 @@ def purge(
     found: list[Report] = []
     with _opened(root, index_dir, namespace) as namespaces:
         for each in namespaces:
-            if remove and any(lease.alive for lease in leases(each.directory)):
-                raise CommandError(f"kvstore purge: --remove: {each.directory} has live writers: stop the engines")
+            if remove and any(lease.alive for lease in leases(each.places.writers, shared=each.shared)):
+                raise CommandError(f"kvstore purge: --remove: {each.name} has live writers: stop the engines")
             with progress_bar("reading the index") as progress:
                 blocks, held = chosen(each.index, match, progress)
             report = {**reports.named(each), "blocks": blocks, "bytes": held, "deleted": 0, "removed": False}
             if not dry_run:
                 if not yes:
                     _ask(report, remove)
-                with appending(each) as append:
+                with each.appending() as append:
                     report["deleted"] = gc.purge(each.index, append=append, sync=each.sync, match=match)
                 if remove:
-                    remove_files(each)
+                    each.remove_files()
                     report["removed"] = True
             found.append(report)
     _print(found, as_json, purge_lines)
@@ -200,11 +204,11 @@ def _ask(report: Report, remove: bool) -> None:
 
 
 @contextmanager
-def _opened(root: Path, index_dir: Path | None, name: str | None) -> "Iterator[list[Namespace]]":
+def _opened(root: list[Path], index_dir: Path | None, name: str | None) -> "Iterator[list[BareNamespace]]":
     import logging
 
+    from deepinfer_kvstore.bare_namespace import opened
     from deepinfer_kvstore.errors import StoreConfigError
-    from deepinfer_kvstore.operators import opened
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:

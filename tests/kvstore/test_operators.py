@@ -364,10 +364,55 @@ def test_bad_input_is_one_line(
 
 @pytest.mark.parametrize("command", ["check", "repair", "stats", "ls"])
 def test_a_root_without_a_store_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    for root, message in ((tmp_path / "none", "is not a directory"), (tmp_path, "has no namespace : it has none")):
+    for root, message in ((tmp_path / "none", "is not a directory"), (tmp_path, "has no namespace: it has none")):
         run(root, command, code=1)
         output = capsys.readouterr()
         assert message in output.err and output.err.count("\n") == 1
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> list[Path]:
+    """The roots of a closed store of 20 blocks over 2 + 1 roots."""
+    roots = [tmp_path / name for name in ("root", "second", "third")]
+    for root in roots:
+        root.mkdir()
+    store = open_store(tmp_path, ec="2+1", roots=tuple(roots), clock_ms=lambda: wall_ms() - HOUR_MS)
+    fill(store, range(BLOCKS))
+    store.close()
+    return roots
+
+
+def with_roots(roots: list[Path]) -> list[str]:
+    return [argument for root in roots[1:] for argument in ("--root", str(root))]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_an_erasure_coded_store_is_sound_with_a_root_lost(
+    roots: list[Path], capsys: pytest.CaptureFixture[str], lost: int
+) -> None:
+    assert report(roots[0], capsys, "check", "--all", *with_roots(roots))["intact"] == BLOCKS
+    shutil.rmtree(roots[lost])
+    roots[lost].mkdir()
+    found = report(roots[0], capsys, "check", "--all", *with_roots(roots))
+    assert (found["intact"], found["damaged"], found["orphans"]) == (BLOCKS, {}, 0)
+    assert report(roots[0], capsys, "stats", *with_roots(roots))["slots"] == 2 * SLAB_SLOTS
+    for root in roots:
+        shutil.rmtree(root / NAMESPACE / "journals", ignore_errors=True)
+    shutil.rmtree(roots[0].parent / "index")
+    assert report(roots[0], capsys, "repair", *with_roots(roots))["dropped"] == {}
+    found = report(roots[0], capsys, "check", "--all", *with_roots(roots))
+    assert (found["intact"], found["orphans"]) == (BLOCKS, 0)
+
+
+def test_a_root_of_an_erasure_coded_store_alone_is_refused(
+    roots: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its shards are no slots: repair would find every block damaged."""
+    capsys.readouterr()
+    run(roots[0], "repair", code=1)
+    assert "1 roots for erasure code 2+1: it needs 3" in capsys.readouterr().err
+    run(roots[0], "purge", "--all", "--remove", "--yes", *with_roots(roots))
+    assert [path.name for root in roots for path in root.iterdir()] == ["stripe.json"] * 3
 
 
 @pytest.fixture(autouse=True)
