@@ -83,6 +83,12 @@ def test_an_epoch_has_one_journal(directory: Path) -> None:
         write(directory, [])
 
 
+def test_a_journal_without_records_is_gone_when_closed(directory: Path) -> None:
+    write(directory, []).close()
+    write(directory, [put(1)], epoch=2).close()
+    assert [path.name for path in directory.iterdir()] == ["00000001.00000002.log"]
+
+
 def test_reading_goes_on_where_it_ended(directory: Path, journals: JournalSet) -> None:
     writer = write(directory, [put(number) for number in range(5)])
     name = str(writer.name)
