@@ -48,6 +48,8 @@ class DaemonOptions:
     socket: Path | None = None
     """Of CHECK; the default is where clients look: `socket_path`."""
     listen: Address | None = None
+    swa_listen: Address | None = None
+    """Of the directory of snapshots, for role swa."""
     metrics: tuple[str, int] | None = None
     """Where Prometheus scrapes."""
     limits: Limits = field(default_factory=Limits)
@@ -67,7 +69,7 @@ class Daemon:
         require_local(self.index_dir)
         self.namespaces = Namespaces(options.root, self.index_dir)
         self.metrics = Metrics()
-        self.tcp_port = self.metrics_port = 0
+        self.tcp_port = self.swa_port = self.metrics_port = 0
         """Ports that were got, where 0 was asked for."""
         self.metrics.watch(lambda: [namespace.state() for namespace in self.namespaces.all()])
 

@@ -17,7 +17,9 @@ class NamespaceState(NamedTuple):
     namespace: str
     keys: int
     used_bytes: int
-    """Payload of the blocks that readers see."""
+    """Slots in use, whole."""
+    capacity_bytes: int
+    """What it may take on the root, by the engine that opened it last; 0 where that is not known."""
     lag_seconds: float
     """Since the journals were last read to their end."""
 
@@ -31,8 +33,8 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, labels, registry=self.registry)
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(PREFIX + name, text, labels, registry=self.registry)
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(PREFIX + name, text, registry=self.registry)
 
         self.check_seconds = Histogram(
             PREFIX + "check_seconds", "Time of one CHECK in the server.", buckets=_BUCKETS, registry=self.registry
@@ -44,8 +46,8 @@ class Metrics:
         self.refused = counter("refused", "Connections closed or requests turned away, by reason.", "reason")
         self.tickets = gauge("tickets", "Tickets that hold blocks.")
         self.conversations = gauge("conversation_bytes", "Hashes kept for conversations, in bytes.")
+        self.snapshots = gauge("snapshots", "Snapshots in the directory of role swa.")
         self.applied = counter("journal_records", "Journal records applied to the index, by kind.", "op")
-        self.capacity = gauge("capacity_bytes", "Bytes that a namespace may take.", "namespace")
         self.evicted = counter("evicted_blocks", "Blocks collected, by reason.", "reason")
 
     def watch(self, states: Callable[[], Iterable[NamespaceState]]) -> None:
@@ -62,7 +64,8 @@ class _States(Collector):
             GaugeMetricFamily(PREFIX + name, text, labels=["namespace"])
             for name, text in (
                 ("keys", "Blocks in the index."),
-                ("used_bytes", "Payload of the blocks in the index."),
+                ("used_bytes", "Slots in use, whole."),
+                ("capacity_bytes", "What the namespace may take on the root."),
                 ("journal_lag_seconds", "Since the journals were last read to their end."),
             )
         ]

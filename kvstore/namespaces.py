@@ -15,17 +15,19 @@ from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.journal import JournalSet, Op, Record
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.metrics import NamespaceState
+from deepinfer_kvstore.quota import Quota
 from deepinfer_kvstore.scribe import Scribe
 
 _NAME = re.compile("[0-9a-f]{16}")
 _MAX_META_BYTES = 1 << 20
+CLOSE_SECONDS = 5.0
 MAX_PINS = 1 << 16
 """Pins between two syncs; of more, the later ones are lost."""
 _log = logging.getLogger(__name__)
 
 
 class Namespace:
-    """One namespace as its readers need it. `sync` is for one thread at a time; the rest is thread-safe."""
+    """One namespace as its readers need it. Thread-safe."""
 
     def __init__(self, directory: Path, descriptor: Descriptor, index_dir: Path) -> None:
         """Raises:
@@ -39,27 +41,36 @@ class Namespace:
         self._journals = JournalSet([directory / "journals"], descriptor.digest())
         self._scribe = Scribe(directory, descriptor.digest())
         self._pins: dict[Key, int] = {}
+        self._pinning = Lock()
+        self._syncing = Lock()
+        self._closed = False
+        self._quota = descriptor.payload_bytes, 0
         self._synced_at = monotonic()
 
     def pin(self, keys: Iterable[Key], until_ms: int) -> None:
         """Keep blocks, and those before them, from being collected until then (Unix time). From the next `sync` on."""
-        if len(self._pins) < MAX_PINS:
-            for key in keys:
-                self._pins[key] = max(until_ms, self._pins.get(key, 0))
+        with self._pinning:
+            if len(self._pins) < MAX_PINS:
+                for key in keys:
+                    self._pins[key] = max(until_ms, self._pins.get(key, 0))
 
     def sync(self) -> Counter[str]:
         """Write pins down and apply what is new in the journals; how many records of each kind there were.
 
         Reads and writes the root; what fails there is logged.
         """
-        self._write_pins()
-        self._scribe.beat()
-        applied = self.index.sync(self._journals)
-        self._synced_at = monotonic()
+        with self._syncing:
+            if self._closed:
+                return Counter()
+            self._write_pins()
+            self._scribe.beat()
+            applied = self.index.sync(self._journals)
+            self._synced_at = monotonic()
         return Counter(put=applied.puts, delete=applied.deletes, touch=applied.touches)
 
     def _write_pins(self) -> None:
-        pins, self._pins = self._pins, {}
+        with self._pinning:
+            pins, self._pins = self._pins, {}
         found = zip(pins.items(), self.index.get_many(list(pins)), strict=True)
         # Half of what was asked for is enough, or each turn of a conversation would write.
         now = time_ns() // 1_000_000
@@ -74,13 +85,25 @@ class Namespace:
     def state(self) -> NamespaceState:
         """For a scrape."""
         totals = self.index.totals()
-        return NamespaceState(self.name, totals.keys, totals.bytes, monotonic() - self._synced_at)
+        slot_bytes, capacity_bytes = self._quota
+        lag_seconds = monotonic() - self._synced_at
+        return NamespaceState(self.name, totals.keys, totals.slots * slot_bytes, capacity_bytes, lag_seconds)
+
+    def look(self) -> None:
+        """See what engines have set anew. Reads the root."""
+        if quota := Quota.read(self.directory / "quota.json"):
+            self._quota = quota.slot_bytes, quota.capacity_bytes
 
     def close(self) -> None:
-        """Idempotent."""
-        self._scribe.close()
-        self._journals.close()
-        self.index.close()
+        """Idempotent. A `sync` that hangs in a file system is waited for, but not for long: it keeps what it uses."""
+        if self._syncing.acquire(timeout=CLOSE_SECONDS):
+            try:
+                self._closed = True
+                self._scribe.close()
+                self._journals.close()
+                self.index.close()
+            finally:
+                self._syncing.release()
 
 
 class Namespaces:
@@ -122,7 +145,7 @@ class Namespaces:
         for name in there.keys() - self._open.keys():
             try:
                 found = self._read(there[name])
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, TypeError) as error:
                 if self._said.get(name) != str(error):
                     self._said[name] = str(error)
                     _log.warning("namespace %s is left out: %s", name, error)
@@ -130,6 +153,8 @@ class Namespaces:
             if found:
                 with self._lock:
                     self._open[name] = found
+        for namespace in self.all():
+            namespace.look()
 
     def _read(self, directory: Path) -> Namespace | None:
         meta = directory / "meta.json"
@@ -139,6 +164,7 @@ class Namespaces:
         except FileNotFoundError:  # its engine is just making it
             return None
         descriptor = Descriptor.from_json(text, str(meta))
+        _check(descriptor, meta)
         if descriptor.directory != directory.name:
             raise StoreConfigError(f"{meta} describes {descriptor.directory}: remove the directory or put it back")
         return Namespace(directory, descriptor, self._index_dir)
@@ -149,3 +175,17 @@ class Namespaces:
             namespaces, self._open = list(self._open.values()), {}
         for namespace in namespaces:
             namespace.close()
+
+
+def _check(descriptor: Descriptor, meta: Path) -> None:
+    """Whoever wrote `meta` may be anyone with the root: refuse numbers that no chain has."""
+    unit = descriptor.hash_tokens
+    sizes = [group.tokens_per_block for group in descriptor.groups]
+    windows = [group.window_tokens for group in descriptor.groups if group.window_tokens is not None]
+    numbers = [unit, *sizes, *windows, *(group.payload_bytes for group in descriptor.groups)]
+    if not all(type(number) is int and 0 < number < 1 << 32 for number in numbers) or any(
+        size % unit for size in sizes
+    ):
+        raise StoreConfigError(f"{meta}: tokens, windows and bytes of blocks must be whole numbers above 0: purge it")
+    if not descriptor.groups or any(not 0 <= group.schema < 1 << 16 for group in descriptor.groups):
+        raise StoreConfigError(f"{meta}: it needs groups, of schemas 0 to 65535: purge it")

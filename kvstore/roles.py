@@ -6,11 +6,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from deepinfer_kvstore.background import periodic
+from deepinfer_kvstore.background import in_thread, periodic
 from deepinfer_kvstore.check import Checker
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.gc_role import Collectors
 from deepinfer_kvstore.server import Server
+from deepinfer_kvstore.snapshot_directory import SnapshotDirectory
+from deepinfer_kvstore.snapshot_server import SnapshotServer
 from deepinfer_kvstore.socket_claim import claimed_socket, socket_path
 
 if TYPE_CHECKING:
@@ -73,8 +75,28 @@ async def gc_role(daemon: Daemon) -> AsyncGenerator[None, None]:
         collectors.close()
 
 
+@asynccontextmanager
+async def swa_role(daemon: Daemon) -> AsyncGenerator[None, None]:
+    """Tells nodes who holds which snapshot of window state."""
+    place = daemon.options.swa_listen
+    if place is None:
+        raise StoreConfigError(
+            "role swa without an address to listen on: give one (--swa-listen), or leave the role out"
+        )
+    directory = SnapshotDirectory()
+    server = SnapshotServer(
+        (place.host, place.port), place.token, directory=directory, tls=place.tls, insecure=place.tls is None
+    )
+    daemon.swa_port = server.port
+    daemon.metrics.snapshots.set_function(lambda: len(directory))
+    try:
+        yield
+    finally:
+        await in_thread(server.close)
+
+
 Role = Callable[["Daemon"], AbstractAsyncContextManager[None]]
-ROLES: dict[str, Role] = {"check": check_role, "index": index_role, "gc": gc_role}
+ROLES: dict[str, Role] = {"check": check_role, "index": index_role, "gc": gc_role, "swa": swa_role}
 """By name on the command line."""
 
 

@@ -1,10 +1,8 @@
 """CHECK servers for tests, in a thread of this process, over stores of a few prompts."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -13,6 +11,7 @@ from deepinfer_kvstore.daemon import Daemon, DaemonOptions
 from deepinfer_kvstore.descriptor import Descriptor, Group
 from deepinfer_kvstore.extra_keys import NOTHING_EXTRA, ExtraKeys
 from deepinfer_kvstore.keys import Key, make_key
+from deepinfer_kvstore.serving_thread import ServingThread
 from deepinfer_kvstore.store import Put, Store
 from store_case import descriptor, options
 
@@ -67,30 +66,5 @@ def daemon(tmp_path: Path, **changes: Any) -> Iterator[Daemon]:
     """A daemon over `tmp_path`'s root, its socket at `tmp_path / "check.sock"`."""
     (tmp_path / "root").mkdir(exist_ok=True)
     given = {"root": tmp_path / "root", "index_dir": tmp_path / "index", "socket": tmp_path / "check.sock"}
-    running = Daemon(DaemonOptions(**{"sync_seconds": 0.02, **given, **changes}))
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-    started: list[bool] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            loop.run_until_complete(running.run(stop, lambda: started.append(True)))
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-    thread = Thread(target=run)
-    thread.start()
-    eventually(lambda: started or failed)
-    try:
-        if failed:
-            raise failed[0]
-        yield running
-    finally:
-        if not failed:
-            loop.call_soon_threadsafe(stop.set)
-        thread.join()
-    assert not failed, failed
+    with ServingThread(DaemonOptions(**{"sync_seconds": 0.02, **given, **changes})) as serving:
+        yield serving.daemon

@@ -3,7 +3,7 @@
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -28,7 +28,8 @@ def daemon(
     socket: Annotated[Path | None, typer.Option(help="CHECK's unix socket. Default: where clients look.")] = None,
     index_dir: Annotated[Path | None, typer.Option(help="Local directory of indexes. Default: the engines'.")] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to answer CHECK on over TCP.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="A file with what TCP clients must know.")] = None,
+    swa_listen: Annotated[str | None, typer.Option(help="HOST:PORT of the snapshots' directory (role swa).")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="A file with what TCP clients must show.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain for TCP, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
     insecure: Annotated[
@@ -53,6 +54,11 @@ def daemon(
         raise CommandError(f"kvstore: --roles {unknown[0]!r} is unknown: there are {', '.join(ROLES)}")
     if not chosen:
         raise CommandError(f"kvstore: --roles is empty: name some of {', '.join(ROLES)}")
+    secrets = _Secrets(token_file, tls_cert, tls_key, insecure)
+    if secrets != _Secrets() and not (listen or swa_listen):
+        raise CommandError(
+            "kvstore: --token-file, --tls-cert, --tls-key and --insecure go with --listen or --swa-listen"
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         options = DaemonOptions(
@@ -60,7 +66,8 @@ def daemon(
             roles=chosen,
             index_dir=index_dir,
             socket=socket,
-            listen=_address(listen, token_file, tls_cert, tls_key, insecure),
+            listen=_address("--listen", listen, secrets),
+            swa_listen=_address("--swa-listen", swa_listen, secrets),
             metrics=_host_port("--metrics", metrics) if metrics else None,
         )
         serve(options, _say_started)
@@ -73,24 +80,30 @@ def _say_started(started: "Daemon") -> None:
     typer.echo(f"kvstore: serving {started.options.root} ({', '.join(started.options.roles)}): {len(names)} namespaces")
 
 
-def _address(
-    listen: str | None, token_file: Path | None, tls_cert: Path | None, tls_key: Path | None, insecure: bool
-) -> "Address | None":
+class _Secrets(NamedTuple):
+    """Options for what listens on TCP."""
+
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+
+
+def _address(option: str, listen: str | None, secrets: _Secrets) -> "Address | None":
     if listen is None:
-        if token_file or tls_cert or tls_key or insecure:
-            raise CommandError("kvstore: --token-file, --tls-cert, --tls-key and --insecure go with --listen")
         return None
     import ssl
 
     from deepinfer_kvstore.daemon import Address
 
-    host, port = _host_port("--listen", listen)
+    token_file, tls_cert, tls_key, insecure = secrets
+    host, port = _host_port(option, listen)
     if token_file is None:
-        raise CommandError("kvstore: --listen needs --token-file: whoever asks learns what others have asked")
+        raise CommandError(f"kvstore: {option} needs --token-file: whoever asks learns what others have asked")
     if (tls_cert is None) != (tls_key is None):
         raise CommandError("kvstore: --tls-cert and --tls-key go together")
     if (tls_cert is None) != insecure:
-        raise CommandError("kvstore: --listen needs either --tls-cert and --tls-key, or --insecure")
+        raise CommandError(f"kvstore: {option} needs either --tls-cert and --tls-key, or --insecure")
     try:
         token = token_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

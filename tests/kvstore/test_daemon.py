@@ -7,14 +7,21 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from check_case import UNIT, daemon, eventually, namespace, store_prompt, storing
 from deepinfer_kvstore.client import CheckClient
+from deepinfer_kvstore.daemon import Address
+from deepinfer_kvstore.descriptor import Group
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.questions import Question
+from deepinfer_kvstore.snapshot_directory import Holder
+from deepinfer_kvstore.snapshot_peers import SnapshotPeers
+from deepinfer_kvstore.snapshots import DIGEST_BYTES, SNAPSHOT_KEY_BYTES
 from deepinfer_kvstore.socket_claim import socket_path
 from deepinfer_vllm.cli.main import run
 
@@ -57,7 +64,7 @@ def asks(tmp_path: Path) -> int:
 
 def test_found_without_configuration_and_stopped_cleanly(tmp_path: Path) -> None:
     with storing(tmp_path, index_dir=None) as store, started(tmp_path, "--metrics", "127.0.0.1:0") as process:
-        assert first_line(process) == f"kvstore: serving {tmp_path}/root (check, index): 1 namespaces\n"
+        assert first_line(process) == f"kvstore: serving {tmp_path}/root (check, index, gc): 1 namespaces\n"
         store_prompt(store, TOKENS)
         eventually(lambda: asks(tmp_path) == 4 * UNIT)
         process.send_signal(signal.SIGTERM)
@@ -115,6 +122,40 @@ def test_namespaces_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     asking.close()
 
 
+def test_hosts_the_directory_of_snapshots(tmp_path: Path) -> None:
+    address = Address("127.0.0.1", 0, "a token long enough", None)
+    key, holder = bytes(range(SNAPSHOT_KEY_BYTES)), Holder("127.0.0.1:1", 5, b"d" * DIGEST_BYTES, 60.0)
+    with daemon(tmp_path, roles=("swa",), swa_listen=address, metrics=("127.0.0.1", 0)) as running:
+        peers, directory = SnapshotPeers(address.token, timeout_seconds=20), f"127.0.0.1:{running.swa_port}"
+        assert peers.announce(directory, key, holder)
+        found = peers.locate(directory, [key])
+        assert found is not None and found[1].address == holder.address
+        assert running.metrics.registry.get_sample_value("deepinfer_kvstore_snapshots") == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hash_tokens": 0},
+        {"hash_tokens": "16"},
+        {"none_hash": 5},
+        {"none_hash": "xyz"},
+        {"groups": ()},
+        {"groups": (Group(1, 7, 10),)},
+        {"groups": (Group(1, 16, 10, window_tokens=0),)},
+        {"groups": (Group(1 << 16, 16, 10),)},
+    ],
+)
+def test_a_namespace_that_makes_no_sense_is_left_out(tmp_path: Path, changes: dict[str, Any]) -> None:
+    odd = replace(namespace(), **changes)
+    directory = tmp_path / "root" / odd.directory
+    directory.mkdir(parents=True)
+    (directory / "meta.json").write_text(odd.to_json())
+    with storing(tmp_path) as store, daemon(tmp_path) as running:
+        store_prompt(store, TOKENS)
+        assert [found.name for found in running.namespaces.all()] == [NAME]
+
+
 def test_metrics_are_scraped(tmp_path: Path) -> None:
     with storing(tmp_path) as store, daemon(tmp_path, metrics=("127.0.0.1", 0)) as running:
         store_prompt(store, TOKENS)
@@ -122,7 +163,6 @@ def test_metrics_are_scraped(tmp_path: Path) -> None:
         asking.check(Question(NAME, TOKENS, ticket_seconds=60, conversation="c"))
         asking.check(Question(NAME, TOKENS[::-1]))
         asking.close()
-        eventually(lambda: running.metrics.applied.labels("touch")._value.get())
         with urllib.request.urlopen(f"http://127.0.0.1:{running.metrics_port}/metrics") as answer:
             values = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
     prefix = "deepinfer_kvstore_"
@@ -130,7 +170,8 @@ def test_metrics_are_scraped(tmp_path: Path) -> None:
     assert values[prefix + 'checks_total{result="hit"}'] == values[prefix + 'checks_total{result="miss"}'] == "1.0"
     assert values[prefix + "asked_tokens_total"] == "128.0" and values[prefix + "hit_tokens_total"] == "64.0"
     assert values[prefix + "check_seconds_count"] == "2.0"
-    assert values[prefix + "keys" + label] == "4.0" and values[prefix + "used_bytes" + label] == "400.0"
+    assert values[prefix + "keys" + label] == "4.0" and values[prefix + "used_bytes" + label] == "16384.0"
+    assert values[prefix + "capacity_bytes" + label] == f"{store.options.capacity_bytes / 1e6}e+06"
     assert 0 <= float(values[prefix + "journal_lag_seconds" + label]) < 20
     assert values[prefix + "tickets"] == "1.0" and values[prefix + "conversation_bytes"] == str(4 * 32.0)
 
@@ -140,7 +181,7 @@ def test_metrics_are_scraped(tmp_path: Path) -> None:
     [
         ([], "--root is missing"),
         (["--root", "/no/such"], "root /no/such is not a directory"),
-        (["--root", "ROOT", "--roles", "check,cook"], "--roles 'cook' is unknown: there are check, index"),
+        (["--root", "ROOT", "--roles", "check,cook"], "--roles 'cook' is unknown: there are check, index, gc, swa"),
         (["--root", "ROOT", "--roles", ","], "--roles is empty"),
         (["--root", "ROOT", "--metrics", "9400"], "must be HOST:PORT"),
         (["--root", "ROOT", "--metrics", "no.such.host.invalid:1"], "metrics cannot be served"),
@@ -174,7 +215,9 @@ def test_metrics_are_scraped(tmp_path: Path) -> None:
             ["--root", "ROOT", "--listen", "300.0.0.1:0", "--token-file", "TOKEN", "--insecure"],
             "cannot listen on 300.0.0.1:0",
         ),
-        (["--root", "ROOT", "--insecure"], "go with --listen"),
+        (["--root", "ROOT", "--insecure"], "go with --listen or --swa-listen"),
+        (["--root", "ROOT", "--roles", "swa"], "role swa without an address"),
+        (["--root", "ROOT", "--roles", "swa", "--swa-listen", "127.0.0.1:0"], "--swa-listen needs --token-file"),
         (["--root", "ROOT", "--socket", "/" + "x" * 200], "more than 107 bytes"),
         (["--root", "ROOT", "--socket", "TOKEN"], "is there and no socket"),
         (["--root", "ROOT", "--socket", "/proc/x.sock"], "socket /proc/x.sock"),
