@@ -1,5 +1,6 @@
 """The connector: vLLM's offloading through host memory, with the store below it."""
 
+import math
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -31,6 +32,8 @@ class DeepInfer3FSConnector(SnapshotConnector):
         if role == KVConnectorRole.SCHEDULER:
             self._describe(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
+        groups = kv_cache_config.kv_cache_groups
+        self._replays = any(group.kv_cache_spec.prefix_replay_tokens > 0 for group in groups)
         if self.connector_worker is not None:
             if vllm_config.use_v2_model_runner:
                 compat.flush_before_zeroing()
@@ -44,6 +47,18 @@ class DeepInfer3FSConnector(SnapshotConnector):
         weights = ConnectorConfig.parse(extra).weights
         descriptor, schemas = describe(vllm_config, kv_cache_config, offloading, weights=weights)
         extra["secondary_tiers"] = [{"type": TIER, "descriptor": descriptor.to_json(), "schemas": schemas}]
+
+    def _max_loadable_tokens(self, request: Any, num_computed_tokens: int) -> int | None:
+        """vLLM's, and no further than whole blocks where it replays windows: it would cut the hit to them after windows
+        have been looked for at its end, and load windows that are not there."""
+        bound: int | None = super()._max_loadable_tokens(request, num_computed_tokens)
+        if not self.scheduler._sliding_window_groups or not self._replays:
+            return bound
+        block: int = math.lcm(*(group.tokens_per_chunk for group in self.scheduler.config.kv_group_configs))
+        whole: int = (request.num_tokens - 1) // block * block
+        # One more, for vLLM takes the last token of what it may load off again.
+        mine = max(0, whole + 1 - num_computed_tokens)
+        return mine if bound is None else min(bound, mine)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """A rank's finished transfers, with the requests that must be computed because their load failed."""

@@ -1,10 +1,10 @@
 """vLLM's tiering manager, taught that copies fail, that disks hang, and that prompts may outgrow host memory."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
 from deepinfer_vllm.kv_connector.request import Refused
@@ -17,12 +17,29 @@ class Promoted(set[OffloadKey]):
     """Keys that a request has had brought into host rows."""
 
 
+class _Either:
+    """Membership in one of two sets, without making their union."""
+
+    def __init__(self, one: Container[OffloadKey], other: Container[OffloadKey]) -> None:
+        self._one, self._other = one, other
+
+    def __contains__(self, key: OffloadKey) -> bool:
+        return key in self._one or key in self._other
+
+
 class StoreOffloadingManager(TieringOffloadingManager):
     """All methods run on the scheduler's thread."""
 
     def __init__(self, primary_tier: Any, secondary_tiers: list[StoreTier]) -> None:
         super().__init__(primary_tier, secondary_tiers)
         self._failed_stores: set[OffloadKey] = set()
+        self._hits: set[OffloadKey] = set()
+        """Keys that a lookup of this step has answered HIT for: vLLM loads them without looking again."""
+        self._old_hits: list[OffloadKey] = []
+        """Those of them that may be among the first to be evicted."""
+        policy = primary_tier._policy
+        evict = policy.evict
+        policy.evict = lambda count, protected: evict(count, _Either(protected, self._hits))
         # More, and the first rows of a long prompt would make room for its last ones before they are used.
         self._most_promoted = max(1, primary_tier._num_chunks // 2)
 
@@ -43,7 +60,11 @@ class StoreOffloadingManager(TieringOffloadingManager):
             return LookupResult.MISS
         if any(key in tier.captive for tier in self.secondary_tiers):
             return LookupResult.MISS
-        return super().lookup(key, req_context, **kwargs)
+        result: LookupResult = super().lookup(key, req_context, **kwargs)
+        if result is LookupResult.HIT and key not in self._hits:
+            self._hits.add(key)
+            self._old_hits.append(key)
+        return result
 
     def _initiate_promotion(self, tier_idx: int, key: OffloadKey, req_context: ReqContext) -> bool:
         """vLLM's, once for a key and a request: rows that went again before they were used would go on going."""
@@ -52,6 +73,9 @@ class StoreOffloadingManager(TieringOffloadingManager):
             req_context.set_state(promoted := Promoted())
         if key in promoted or len(promoted) >= self._most_promoted:
             return False
+        if self._old_hits:  # else each promotion would pass over all of them to find a row to give away
+            self.primary_tier.touch(self._old_hits, req_context)
+            self._old_hits = []
         started: bool = super()._initiate_promotion(tier_idx, key, req_context)
         if started:
             promoted.add(key)
@@ -64,10 +88,18 @@ class StoreOffloadingManager(TieringOffloadingManager):
             promoted.difference_update(keys)
         return super().prepare_load(keys, req_context)
 
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """vLLM's."""
+        super().on_schedule_end(context)
+        self._hits.clear()
+        self._old_hits.clear()
+
     def reset_cache(self) -> None:
         """vLLM's."""
         super().reset_cache()
         self._failed_stores.clear()
+        self._hits.clear()
+        self._old_hits.clear()
 
     def shutdown(self) -> None:
         """vLLM's; memory that a disk may still write into stays mapped."""
