@@ -26,7 +26,9 @@ class _NamespaceCollector:
         self.quota = quota
         stripe = Stripe.read(namespace.directory.parent)
         self._disk_slot_bytes = stripe.code.stored_bytes(quota.slot_bytes) if stripe else quota.slot_bytes
-        self._scribe = Scribe(namespace.directory, namespace.descriptor.digest(), lease_s=LEASE_SECONDS)
+        self._scribe = Scribe(
+            namespace.directory, namespace.descriptor.digest(), namespace.index, lease_s=LEASE_SECONDS
+        )
         self._journals = JournalSet([namespace.directory / "journals"], namespace.descriptor.digest())
         self._disks = Disks([namespace.directory / "slabs"])
         self._collector = Collector(

@@ -39,7 +39,7 @@ class Namespace:
         self.hasher = ChainHasher(descriptor.hash_tokens, bytes.fromhex(descriptor.none_hash))
         self.index = Index.open(index_dir / self.name, descriptor.digest(), root=str(directory.parent))
         self._journals = JournalSet([directory / "journals"], descriptor.digest())
-        self._scribe = Scribe(directory, descriptor.digest())
+        self._scribe = Scribe(directory, descriptor.digest(), self.index)
         self._pins: dict[Key, int] = {}
         self._pinning = Lock()
         self._syncing = Lock()

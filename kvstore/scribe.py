@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
+from deepinfer_kvstore.compaction import Compactor
 from deepinfer_kvstore.geometry import Geometry
+from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.journal import Record
 from deepinfer_kvstore.network_fs import file_system_type, is_network
 from deepinfer_kvstore.writer import Claims, Writer
@@ -20,12 +22,20 @@ class Scribe:
     """This process's identity in one namespace, claimed when first needed. Not thread-safe."""
 
     def __init__(
-        self, directory: Path, namespace: bytes, *, lease_s: float = 30.0, clock: Callable[[], float] = monotonic
+        self,
+        directory: Path,
+        namespace: bytes,
+        index: Index,
+        *,
+        lease_s: float = 30.0,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`directory`: the namespace's, of digest `namespace`."""
+        """`directory`: the namespace's, of digest `namespace`; `index` keeps the journal short."""
         journals = directory / "journals"
         shared = is_network(file_system_type(directory))
         self._directory = directory
+        self._index = index
+        self._compactor: Compactor | None = None
         self._claims = Claims(
             [directory / "writers"], [journals], namespace, _NO_SLABS, lease_s=lease_s, shared=shared, clock=clock
         )
@@ -44,6 +54,7 @@ class Scribe:
             if self._writer is None or not self._writer.held():
                 self.close()
                 self._writer = self._claims.claim()
+                self._compactor = Compactor(self._writer.journal, self._index, self._writer.held)
             return self._writer.journal.append(records) == len(records)
         except OSError as error:
             _log.warning("%s: no journal, so nothing is held against collection: %s", self._directory, error)
@@ -55,9 +66,11 @@ class Scribe:
         if self._writer and self._clock() >= self._beat_at:
             self._beat_at = self._clock() + self._lease_s / 4
             self._writer.beat()
+        if self._compactor:
+            self._compactor.keep_short()
 
     def close(self) -> None:
         """Let another process go on with the identity. Idempotent."""
         if self._writer:
             self._writer.release()
-            self._writer = None
+            self._writer = self._compactor = None

@@ -132,13 +132,13 @@ RECORDS = st.sampled_from(LIVES).flatmap(
     )
 )
 STEPS = st.lists(
-    st.one_of(st.tuples(st.sampled_from([1, 2]), RECORDS), st.sampled_from(["compact 1", "compact 2", "sync"]))
+    st.one_of(st.tuples(st.sampled_from([1, 2]), RECORDS), st.sampled_from(["compact 1", "compact 2", "sync", "lose"]))
 )
 
 
 @settings(deadline=None, max_examples=60)
 @given(steps=STEPS)
-def test_compaction_at_any_moment_changes_no_index(
+def test_compaction_at_any_moment_changes_no_index_and_an_index_may_be_lost(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, Record] | str]
 ) -> None:
     parent = tmp_path_factory.mktemp("node")
@@ -152,6 +152,8 @@ def test_compaction_at_any_moment_changes_no_index(
     for step in steps:
         if step == "sync":
             index.sync(tailed)
+        elif step == "lose":
+            index.begin_anew()
         elif isinstance(step, str):
             Compactor(journals[compacted, int(step[-1])], index).compact()
         else:
