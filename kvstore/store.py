@@ -314,7 +314,7 @@ class Store:
         collector = Collector(
             self.index, GcLease(namespace, self.options.lease_s), self.options.retention,
             append=self._append_now, sync=self.sync, fill=self._fill, need=lambda: self._held().need(),
-            lease_s=self.options.lease_s, pace=Pace(GC_SHARE),
+            lease_s=self.options.lease_s, pace=Pace(GC_SHARE), wall=lambda: self._clock_ms() / 1000,
         )  # fmt: skip
         upkeep = Upkeep(
             self._held, self._claims, self._backend, self._slabs, self.index,
