@@ -13,10 +13,11 @@ from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.header import Seal
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.inspection import Inspector
-from deepinfer_kvstore.journal import JournalSet, Record
+from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.network_fs import file_system_type, is_network
 from deepinfer_kvstore.opening import Places, default_index_dir, open_backend, stored_slot_bytes
 from deepinfer_kvstore.options import StoreOptions
+from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.stripe_set import Stripe, StripeSet, open_set
 from deepinfer_kvstore.writer import Claims
 

@@ -14,7 +14,9 @@ from threading import Thread
 from time import monotonic
 
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import RECORD_BYTES, JournalName, JournalWriter, is_journal, scan
+from deepinfer_kvstore.journal import JournalWriter
+from deepinfer_kvstore.journal_set import is_journal, scan
+from deepinfer_kvstore.record import RECORD_BYTES, JournalName
 
 MIN_RECORDS = 1 << 16
 """Journals of fewer records than this in all (6 MiB) are left alone."""

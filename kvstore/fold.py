@@ -15,8 +15,8 @@ from typing import Any
 import lmdb
 
 from deepinfer_kvstore.entry import Entry, Location
-from deepinfer_kvstore.journal import Op, Record
 from deepinfer_kvstore.keys import KEY_BYTES, Key
+from deepinfer_kvstore.record import Op, Record
 
 SLOT = struct.Struct(">III")
 """Key of a slot: writer, slab, slot. Slots of a writer, and of a slab, are neighbours."""

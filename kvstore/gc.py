@@ -17,9 +17,9 @@ from deepinfer_kvstore.eviction import Eviction, Forest
 from deepinfer_kvstore.fill import Fill
 from deepinfer_kvstore.gc_lease import GcLease
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import Record
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.pace import Pace
+from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.retention import Retention
 
 SCAN_BLOCKS = 1024

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from deepinfer_kvstore.fill import Disks, Fill
 from deepinfer_kvstore.gc import Collector
 from deepinfer_kvstore.gc_lease import GcLease
-from deepinfer_kvstore.journal import JournalSet, Record
+from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.namespaces import Namespace
 from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.quota import Quota
+from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.scribe import Scribe
 from deepinfer_kvstore.stripe_set import Stripe
 

@@ -11,7 +11,7 @@ from deepinfer_kvstore.entry import Location
 from deepinfer_kvstore.gc import Need
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import JournalSet
+from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.slabs import parse_slab_name, slab_name
 from deepinfer_kvstore.slots import Run, Slots
 from deepinfer_kvstore.writer import Claims, Writer

@@ -12,10 +12,11 @@ from deepinfer_kvstore.chain import ChainHasher
 from deepinfer_kvstore.descriptor import Descriptor
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import JournalSet, Op, Record
+from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.metrics import NamespaceState
 from deepinfer_kvstore.quota import Quota
+from deepinfer_kvstore.record import Op, Record
 from deepinfer_kvstore.scribe import Scribe
 
 _NAME = re.compile("[0-9a-f]{16}")

@@ -6,8 +6,8 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import NamedTuple
 
-from deepinfer_kvstore.index import Applied
-from deepinfer_kvstore.journal import Record
+from deepinfer_kvstore.follower import Applied
+from deepinfer_kvstore.record import Record
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from deepinfer_kvstore.header import Flaw
 from deepinfer_kvstore.inspection import Damaged, Orphan, Trouble
-from deepinfer_kvstore.journal import Op, Record
+from deepinfer_kvstore.record import Op, Record
 
 BATCH = 512
 KEPT = frozenset([Flaw.MAC, Trouble.UNREADABLE])

@@ -8,8 +8,8 @@ from time import monotonic
 from deepinfer_kvstore.compaction import Compactor
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import Record
 from deepinfer_kvstore.network_fs import file_system_type, is_network
+from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.writer import Claims, Writer
 
 _NO_SLABS = Geometry(0, 0)

@@ -15,15 +15,16 @@ from deepinfer_kvstore.entry import Location
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.eviction import PIN_LIMIT_MS
 from deepinfer_kvstore.fill import Disks, Fill
+from deepinfer_kvstore.follower import Applied
 from deepinfer_kvstore.gc import Collector
 from deepinfer_kvstore.gc_lease import GcLease
 from deepinfer_kvstore.gc_thread import GcThread
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.header import Flaw, Seal
 from deepinfer_kvstore.holdings import Holdings
-from deepinfer_kvstore.index import Applied, Index
+from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.io import IoThreads
-from deepinfer_kvstore.journal import JournalSet, Record
+from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.loads import CACHED_CALL_BYTES, Loads, Wanted
 from deepinfer_kvstore.network_fs import file_system_type, is_network
@@ -31,6 +32,7 @@ from deepinfer_kvstore.opening import Places, check_space, default_index_dir, op
 from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.publisher import Publication, Publisher
+from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.slabs import OpenSlabs, max_open
 from deepinfer_kvstore.stats import Counters, Drop, Miss, Stats
 from deepinfer_kvstore.stores import Labels, Put, Stores

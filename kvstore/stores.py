@@ -12,10 +12,10 @@ from deepinfer_kvstore.geometry import HEADER_BYTES, PAGE_BYTES
 from deepinfer_kvstore.header import Seal
 from deepinfer_kvstore.holdings import Holdings
 from deepinfer_kvstore.io import IoThreads
-from deepinfer_kvstore.journal import Op, Record
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.loads import MAX_SLOTS_PER_CALL
 from deepinfer_kvstore.publisher import Publication, Publisher
+from deepinfer_kvstore.record import Op, Record
 from deepinfer_kvstore.slabs import OpenSlabs, slab_name
 from deepinfer_kvstore.slots import Run
 from deepinfer_kvstore.stats import Counters, Drop

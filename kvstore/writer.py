@@ -17,7 +17,8 @@ from time import monotonic
 from typing import Any
 
 from deepinfer_kvstore.geometry import Geometry
-from deepinfer_kvstore.journal import JournalName, JournalWriter
+from deepinfer_kvstore.journal import JournalWriter
+from deepinfer_kvstore.record import JournalName
 
 MAX_LEASE_BYTES = 4096
 _NEW_TRIES = 100

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_kvstore.geometry import Geometry
-from deepinfer_kvstore.journal import RECORD_BYTES
 from deepinfer_kvstore.posix import PosixBackend
+from deepinfer_kvstore.record import RECORD_BYTES
 from deepinfer_kvstore.store import Store
 from faulty_backend import FaultyBackend
 from store_case import SLAB_SLOTS, SLOT, descriptor, key, open_store, put

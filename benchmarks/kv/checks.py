@@ -19,11 +19,12 @@ from deepinfer_kvstore.client import CheckClient
 from deepinfer_kvstore.descriptor import Descriptor, Group
 from deepinfer_kvstore.entry import Entry, Location
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import JournalWriter, Op, Record
+from deepinfer_kvstore.journal import JournalWriter
 from deepinfer_kvstore.keys import Key, make_key
 from deepinfer_kvstore.opening import prepare
 from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.questions import Question
+from deepinfer_kvstore.record import Op, Record
 
 VOCABULARY = 129_280
 """V4.1's."""

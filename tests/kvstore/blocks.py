@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deepinfer_kvstore.entry import Entry, Location
-from deepinfer_kvstore.journal import JournalWriter, Op, Record
+from deepinfer_kvstore.journal import JournalWriter
 from deepinfer_kvstore.keys import Key, make_key
+from deepinfer_kvstore.record import Op, Record
 
 NAMESPACE = bytes(range(32))
 

@@ -13,8 +13,10 @@ from deepinfer_kvstore import compaction
 from deepinfer_kvstore.compaction import Compacted, Compactor
 from deepinfer_kvstore.entry import Entry
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import JournalSet, JournalWriter, Record
+from deepinfer_kvstore.journal import JournalWriter
+from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.keys import Key
+from deepinfer_kvstore.record import Record
 
 
 @pytest.fixture

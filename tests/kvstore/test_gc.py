@@ -13,9 +13,11 @@ from deepinfer_kvstore.fill import Disk, Fill
 from deepinfer_kvstore.gc import Collector, purge
 from deepinfer_kvstore.gc_lease import GcLease
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import JournalSet, JournalWriter, Op, Record
+from deepinfer_kvstore.journal import JournalWriter
+from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.keys import Key, make_key
 from deepinfer_kvstore.pace import Pace
+from deepinfer_kvstore.record import Op, Record
 from deepinfer_kvstore.retention import DAY, NEVER, Retention, ttl_number
 
 START_S = 1_800_000_000

@@ -7,8 +7,11 @@ from blocks import NAMESPACE, delete, entry, key, put, touch, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_kvstore.index import Applied, Index
-from deepinfer_kvstore.journal import JournalSet, JournalWriter, Record
+from deepinfer_kvstore.follower import Applied
+from deepinfer_kvstore.index import Index
+from deepinfer_kvstore.journal import JournalWriter
+from deepinfer_kvstore.journal_set import JournalSet
+from deepinfer_kvstore.record import Record
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 from blocks import NAMESPACE, delete, key, put, write
 
-from deepinfer_kvstore import environment, network_fs
-from deepinfer_kvstore import index as index_module
+from deepinfer_kvstore import environment, follower, network_fs
 from deepinfer_kvstore.environment import INDEX_FORMAT
 from deepinfer_kvstore.errors import StoreConfigError
-from deepinfer_kvstore.index import Applied, Index
-from deepinfer_kvstore.journal import JournalSet, JournalWriter
+from deepinfer_kvstore.follower import Applied
+from deepinfer_kvstore.index import Index
+from deepinfer_kvstore.journal import JournalWriter
+from deepinfer_kvstore.journal_set import JournalSet
 
 BLOCKS = 50
 
@@ -42,7 +43,7 @@ START = """
 import os, sys, resource
 from pathlib import Path
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import JournalSet
+from deepinfer_kvstore.journal_set import JournalSet
 path, namespace = Path(sys.argv[1]), bytes(range(32))
 journals = JournalSet([Path(sys.argv[2])], namespace)
 """
@@ -292,7 +293,7 @@ def test_a_long_backlog_is_folded_in_bounded_transactions(
     path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """# llm-d-kv-cache#457, #616: no queue grows with what others write."""
-    monkeypatch.setattr(index_module, "TRANSACTION_RECORDS", 64)
+    monkeypatch.setattr(follower, "TRANSACTION_RECORDS", 64)
     write(directory, map(put, range(BLOCKS, 1000)), epoch=2).close()
     write(directory, [put(number, writer=2) for number in range(1000, 1500)], writer=2).close()
     index = Index.open(path, NAMESPACE)

@@ -8,7 +8,7 @@ import pytest
 
 from deepinfer_kvstore.breaker import Breaker
 from deepinfer_kvstore.entry import Location
-from deepinfer_kvstore.index import Applied
+from deepinfer_kvstore.follower import Applied
 from deepinfer_kvstore.io import IoThreads
 from deepinfer_kvstore.loads import Wanted, runs_of
 from deepinfer_kvstore.publisher import Publication, Publisher

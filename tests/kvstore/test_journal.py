@@ -8,17 +8,10 @@ from pathlib import Path
 import pytest
 from blocks import NAMESPACE, put, write
 
-from deepinfer_kvstore import journal as journal_module
-from deepinfer_kvstore.journal import (
-    RECORD_BYTES,
-    JournalName,
-    JournalSet,
-    JournalWriter,
-    Op,
-    Record,
-    scan,
-    unpack_record,
-)
+from deepinfer_kvstore import journal_set
+from deepinfer_kvstore.journal import JournalWriter
+from deepinfer_kvstore.journal_set import JournalSet, scan
+from deepinfer_kvstore.record import RECORD_BYTES, JournalName, Op, Record, unpack_record
 
 
 @pytest.fixture
@@ -36,7 +29,7 @@ def journals(directory: Path) -> JournalSet:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that journal sets see; the test moves it."""
     now = [1000.0]
-    monkeypatch.setattr(journal_module, "monotonic", lambda: now[0])
+    monkeypatch.setattr(journal_set, "monotonic", lambda: now[0])
     return now
 
 
@@ -260,7 +253,7 @@ def test_the_directory_is_listed_only_when_it_changes(
 def test_more_journals_than_open_files_are_read(
     directory: Path, journals: JournalSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "OPEN_FILES", 2)
+    monkeypatch.setattr(journal_set, "OPEN_FILES", 2)
     for writer in range(5):
         write(directory, [put(writer, writer=writer)], writer=writer).close()
     before = len(os.listdir("/proc/self/fd"))

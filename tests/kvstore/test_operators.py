@@ -13,7 +13,7 @@ import pytest
 from deepinfer_kvstore.entry import Entry, Location
 from deepinfer_kvstore.header import HEADER_BYTES, Seal
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.journal import JournalSet
+from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.slabs import slab_name
 from deepinfer_kvstore.store import Put, Store, wall_ms
 from deepinfer_kvstore.tenants import tenant_tag
