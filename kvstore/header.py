@@ -110,14 +110,13 @@ class Seal:
             return Flaw.MAC
         return None
 
-    def is_whole(self, header: memoryview, payload: memoryview, key: Key, generation: int) -> bool:
-        """Whether `flaw` would find none, faster: fields that a hit does not need are not looked at."""
-        expected = _IDENTITY.pack(
-            MAGIC, FORMAT_VERSION, self._namespace, key, generation, len(payload), xxh3_128_digest(payload)
-        )
-        if header[: _IDENTITY.size].tobytes() != expected:
+    def is_whole(self, slots: memoryview, at: int, payload: memoryview, key: Key, generation: int) -> bool:
+        """Whether `flaw` would find none in the header at offset `at` of `slots`; faster, for fields that a hit does
+        not need are not looked at."""
+        found = _IDENTITY.unpack_from(slots, at)
+        if found != (MAGIC, FORMAT_VERSION, self._namespace, key, generation, len(payload), xxh3_128_digest(payload)):
             return False
-        return not self._secret or self.flaw(header, payload, key, generation) is None
+        return not self._secret or self.flaw(slots[at : at + HEADER_BYTES], payload, key, generation) is None
 
     def _mac(self, header: memoryview, payload: memoryview) -> bytes:
         return blake3(header[:_MAC_AT], key=self._secret).update(payload).digest()

@@ -153,22 +153,24 @@ class _LoadRun:
             at = end
         slab.readv(wanted[0][0].slot, buffers)
         self._loads.breaker.succeeded()
+        good: list[int] = []
         bad: list[tuple[Wanted, Flaw]] = []
         seal = self._loads.seal
+        is_whole = seal.is_whole
         at = 0
-        for block in wanted:
-            location, number, key, buffer = block
+        for location, number, key, buffer in wanted:
             length = len(buffer)
             whole = length & _WHOLE_PAGES
             if whole != length:
                 buffer[whole:] = bounce[at : at + length - whole]
             at += slot_bytes - whole
-            header = bounce[at - HEADER_BYTES : at]
-            if seal.is_whole(header, buffer, key, location.generation):
-                self._good.append(number)
+            if is_whole(bounce, at - HEADER_BYTES, buffer, key, location[3]):
+                good.append(number)
                 self._moved_bytes += length
             else:
-                bad.append((block, seal.flaw(header, buffer, key, location.generation) or Flaw.HEADER))
+                flaw = seal.flaw(bounce[at - HEADER_BYTES : at], buffer, key, location[3])
+                bad.append(((location, number, key, buffer), flaw or Flaw.HEADER))
+        self._good += good
         return bad
 
     def _failed(self, wanted: list[Wanted], error: OSError) -> None:

@@ -157,10 +157,14 @@ def _whole(call: Callable[[int, Buffers, int], int], fd: int, buffers: Buffers, 
     """Move all of `buffers`, however little the kernel takes at once."""
     left = list(buffers)
     while left:
-        moved = call(fd, left[:_IOV_MAX], offset)
+        some = left[:_IOV_MAX]
+        moved = call(fd, some, offset)
         if moved == 0:
             raise OSError(errno.EIO, "transfer ended early", name)
         offset += moved
+        if moved == sum(map(len, some)):
+            del left[: len(some)]
+            continue
         passed = 0
         while passed < len(left) and moved >= left[passed].nbytes:
             moved -= left[passed].nbytes

@@ -197,7 +197,8 @@ class Store:
             elif entry.length != buffer.nbytes:
                 unequal.append(number)
             else:
-                wanted.append((entry.location, number, key, buffer if _is_flat(buffer) else buffer.cast("B")))
+                flat = buffer.ndim == 1 and buffer.format == "B"
+                wanted.append((entry[0], number, key, buffer if flat else buffer.cast("B")))
         self._miss(transfer, absent, Miss.ABSENT)
         self._miss(transfer, unequal, Miss.LENGTH)
         self._loads.start(wanted, transfer)
@@ -256,9 +257,9 @@ class Store:
         found = zip(keys, self.index.get_many(keys), strict=True)
         self._publish([Record.delete(key, entry.location) for key, entry in found if entry])
 
-    def sync(self) -> None:
-        """Bring the index up to date with all journals now. Waits, at most for `io_timeout_s`."""
-        self._publisher.sync(self.options.io_timeout_s)
+    def sync(self, timeout_s: float | None = None) -> bool:
+        """Bring the index up to date with all journals now. Waits, by default at most `io_timeout_s`; whether it is."""
+        return self._publisher.sync(self.options.io_timeout_s if timeout_s is None else timeout_s)
 
     def stats(self) -> Stats:
         """What it has counted since it was opened."""

@@ -69,6 +69,6 @@ def put(store: Store, numbers: Sequence[int], content: Callable[[int], bytes] = 
 def get(store: Store, numbers: Sequence[int], length: int = PAYLOAD) -> list[bytes | None]:
     """Load the blocks of `numbers`, and wait; None for a miss."""
     buffers = [aligned(length) for _ in numbers]
-    transfer = store.get([key(n) for n in numbers], buffers)
+    transfer = store.get([key(n) for n in numbers], buffers, timeout_s=30)
     assert transfer.wait(30)
     return [bytes(buffer) if ok else None for ok, buffer in zip(transfer.results(), buffers, strict=True)]

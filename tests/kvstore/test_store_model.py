@@ -56,7 +56,7 @@ class TwoProcesses(RuleBasedStateMachine):
 
     @rule(which=process, some=numbers)
     def get(self, which: int, some: list[int]) -> None:
-        self.stores[which].sync()
+        assert self.stores[which].sync(30)
         buffers = get(self.stores[which], some)
         for number, found in zip(some, buffers, strict=True):
             allowed = {payload(number * 1000 + version) for version in self.versions.get(number, ())}
@@ -65,12 +65,10 @@ class TwoProcesses(RuleBasedStateMachine):
 
     @rule(which=process, some=numbers)
     def delete(self, which: int, some: list[int]) -> None:
-        for store in self.stores:
-            store.sync()
+        assert all(store.sync(30) for store in self.stores)
         self.stores[which].delete([key(number) for number in some])
         self.sure -= set(some)
-        for store in (self.stores[which], *self.stores):
-            store.sync()
+        assert all(store.sync(30) for store in (self.stores[which], *self.stores))
         assert self.stores[which].contains([key(number) for number in some]) == [False] * len(some)
 
     @rule(which=process)
