@@ -11,11 +11,13 @@
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 | `flush_before_zeroing` | 0.32, 0.33, runner V2 | it zeroes blocks still to be copied | it asks the connector first |
+| `hold_answers` | 0.32, 0.33 | a connector cannot keep an answer until blocks are stored | vLLM lets it |
 """
 
 from deepinfer_vllm.compat.connector_config import hook_connector_config
 from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
 from deepinfer_vllm.compat.early_flush import flush_before_zeroing
+from deepinfer_vllm.compat.held_answers import hold_answers
 from deepinfer_vllm.compat.image_errors import blame_the_sender
 from deepinfer_vllm.compat.model_config import hook_model_config
 from deepinfer_vllm.compat.prompt_embeds import refuse_prompt_embeds
@@ -28,6 +30,7 @@ __all__ = [
     "add_cpu_collectives",
     "blame_the_sender",
     "flush_before_zeroing",
+    "hold_answers",
     "hook_connector_config",
     "hook_model_config",
     "hook_runner",

@@ -40,6 +40,9 @@ class ConnectorConfig(BaseModel):
     """The newest snapshots of a conversation that are kept."""
     swa_expiry_s: float = Field(default=600, gt=0)
     """How long a snapshot is kept after its last use."""
+    pd_wait_s: float = Field(default=2.0, ge=0)
+    """The longest that a prefill engine's answer waits for its blocks to be stored, and a decode engine's request for
+    them to arrive; see `handover`."""
     weights: str | None = Field(default=None, min_length=1)
     """Name of the weights' revision where the checkpoint's own cannot be trusted: two engines with the same name and
     the same config.json share blocks."""

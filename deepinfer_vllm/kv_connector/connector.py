@@ -12,17 +12,17 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 from deepinfer_vllm import compat
 from deepinfer_vllm.kv_connector.config import SPEC, TIER, ConnectorConfig
+from deepinfer_vllm.kv_connector.handover_connector import HandoverConnector
 from deepinfer_vllm.kv_connector.layout import describe
 from deepinfer_vllm.kv_connector.request import refused
 from deepinfer_vllm.kv_connector.settle import settle
-from deepinfer_vllm.kv_connector.snapshot_connector import SnapshotConnector
 from deepinfer_vllm.kv_connector.transfers import StoreConnectorWorker, TransferReport
 
 OffloadingSpecFactory.register_spec(SPEC, "deepinfer_vllm.kv_connector.spec", SPEC)
 SecondaryTierFactory.register_tier(TIER, "deepinfer_vllm.kv_connector.tier", TIER)
 
 
-class DeepInfer3FSConnector(SnapshotConnector):
+class DeepInfer3FSConnector(HandoverConnector):
     """One object in the scheduler's process, one in each rank's."""
 
     connector_worker: Any

@@ -4,7 +4,8 @@ from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, PrepareStoreOutput, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
 from deepinfer_vllm.kv_connector.request import Refused
@@ -32,6 +33,8 @@ class StoreOffloadingManager(TieringOffloadingManager):
 
     def __init__(self, primary_tier: Any, secondary_tiers: list[StoreTier]) -> None:
         super().__init__(primary_tier, secondary_tiers)
+        self.stores = True
+        """Whether what this engine computes is kept."""
         self._failed_stores: set[OffloadKey] = set()
         self._hits: set[OffloadKey] = set()
         """Keys that a lookup of this step has answered HIT for: vLLM loads them without looking again."""
@@ -80,6 +83,12 @@ class StoreOffloadingManager(TieringOffloadingManager):
         if started:
             promoted.add(key)
         return started
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        """vLLM's; nothing of an engine that only loads."""
+        if not self.stores:
+            return PrepareStoreOutput([], CPULoadStoreSpec([]), [])
+        return super().prepare_store(keys, req_context)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Any:
         """vLLM's; what is used now may be brought again, should the request be preempted."""

@@ -55,7 +55,7 @@ class Wishes:
                 value is not None and not good
                 for value, good in ((ttl_class, good_class), (tenant, good_tenant), (ticket, good_ticket))
             )
-            + len(asked.keys() - {"ttl_class", "tenant", "ticket"}),
+            + len(asked.keys() - {"ttl_class", "tenant", "ticket", "stored_tokens"}),
         )
 
 

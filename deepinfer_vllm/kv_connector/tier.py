@@ -66,6 +66,8 @@ class StoreTier(SecondaryTierManager):
         self._stores: dict[int, _Job] = {}
         self._done: deque[int] = deque()
         """Jobs whose transfer has ended; appended to by the store's threads."""
+        self._awaited: dict[str, bool] = {}
+        """Requests whose stores someone waits for: whether all of them have been submitted."""
         self._events: list[OffloadingEvent] = []
         self._metrics = TierMetrics()
         self.captive: set[OffloadKey] = set()
@@ -113,6 +115,24 @@ class StoreTier(SecondaryTierManager):
         """Let what the request has used live on, blocks that it found in the engine's own memory included."""
         prefix = Prefix.of(req_context)
         self._store.touch([self._store_key(key) for key in prefix.places], self._wishes(req_context).ttl_class)
+        if req_context.req_id in self._awaited:
+            self._awaited[req_context.req_id] = True
+
+    def await_stores(self, request_id: str) -> None:
+        """Remember a request that ends, for `stores_ended`."""
+        self._awaited[request_id] = False
+
+    def stores_ended(self, request_id: str) -> bool:
+        """Whether every block of an awaited request is in the store, or will not be."""
+        under_way = (each.job.req_context.req_id for each in self._stores.values() if not each.transfer.done())
+        if not self._awaited[request_id] or request_id in under_way:
+            return False
+        self.forget_stores(request_id)
+        return True
+
+    def forget_stores(self, request_id: str) -> None:
+        """Wait for a request no longer."""
+        del self._awaited[request_id]
 
     # -- transfers
 

@@ -13,7 +13,7 @@ SLAB_BYTES = 8 << 20
 SECONDS = 30.0
 
 
-def transfer(root: Path, **extra: Any) -> dict[str, Any]:
+def transfer(root: Path, kv_role: str = "kv_both", **extra: Any) -> dict[str, Any]:
     """The engine argument `kv_transfer_config` for a store at `root`, small."""
     small = {
         "root": str(root),
@@ -24,17 +24,24 @@ def transfer(root: Path, **extra: Any) -> dict[str, Any]:
         "io_threads": 2,
         "sync_interval_s": 0.02,
     }
-    return {"kv_connector": CONNECTOR, "kv_role": "kv_both", "kv_connector_extra_config": small | extra}
+    return {"kv_connector": CONNECTOR, "kv_role": kv_role, "kv_connector_extra_config": small | extra}
 
 
 @contextmanager
 def engine_on(
-    checkpoint: Path, root: Path, *, extra: dict[str, Any] | None = None, dtype: str = "float32", **engine_args: Any
+    checkpoint: Path,
+    root: Path,
+    *,
+    kv_role: str = "kv_both",
+    extra: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    **engine_args: Any,
 ) -> Iterator[EngineBackend]:
     """vLLM on a checkpoint, with what others have stored below `root`."""
     root.mkdir(exist_ok=True)
     arguments = {"kv_cache_memory_bytes": 32 << 20, "disable_log_stats": False, **engine_args}
-    backend = EngineBackend(checkpoint, dtype, "plain", kv_transfer_config=transfer(root, **extra or {}), **arguments)
+    store = transfer(root, kv_role, **extra or {})
+    backend = EngineBackend(checkpoint, dtype, "plain", kv_transfer_config=store, **arguments)
     try:
         yield backend
     finally:
