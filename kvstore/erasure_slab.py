@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from deepinfer_kvstore.backend import Backend, Buffers, Slab
+from deepinfer_kvstore.erasure_cached import CachedRead, read_cached
 from deepinfer_kvstore.erasure_read import Chosen, ShardRead
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.root_lane import Lane
@@ -26,7 +27,7 @@ class ErasureSlab:
         """By number of shard."""
         self.handles: list[Slab | None] = [None] * len(self.lanes)
         """By number of shard; None where the root has no part of the slab, or is not heard of yet."""
-        self.cached: list[Callable[[int, Buffers], bool] | None] = [None] * len(self.lanes)
+        self.cached: list[CachedRead | None] = [None] * len(self.lanes)
         """By number of shard, the way to read without waiting what lies in the page cache, where there is one."""
         self.direct: list[int | None] = [None] * len(self.lanes)
         """By number of shard, the file to read from without a thread; None: a thread has to."""
@@ -36,10 +37,14 @@ class ErasureSlab:
     def readv(self, first_slot: int, buffers: Buffers) -> None:
         """See `backend.Slab`. A slot of which fewer than k good shards of one write are left reads as zeros."""
         shards, code = self._backend.shards, self._backend.code
+        slots = list(shards.by_slot(buffers))
+        reads = [read for read in self.cached[: code.data] if read is not None]
+        if len(reads) == code.data and read_cached(shards, reads, first_slot, slots):
+            return
 
         def fill(rows: Rows, chosen: Chosen) -> None:
             computed = 0
-            for slot, pieces in enumerate(shards.by_slot(buffers)):
+            for slot, pieces in enumerate(slots):
                 if len(chosen[slot]) == code.data:
                     computed += shards.join(rows, slot, chosen[slot], pieces)
                 else:
@@ -47,7 +52,7 @@ class ErasureSlab:
                         piece[:] = bytes(piece.nbytes)
             self._backend.counters.add(computed_shards=computed)
 
-        ShardRead(self._backend, self, first_slot, self._slots_in(buffers)).run(fill)
+        ShardRead(self._backend, self, first_slot, len(slots)).run(fill)
 
     def shards_for(self, root: int, first_slot: int, slots: int, use: Callable[[memoryview], None]) -> int:
         """Compute what root number `root` of the set holds of some slots, from the other roots.

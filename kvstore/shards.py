@@ -64,11 +64,22 @@ class Shards:
             Arrays bool [rows, slots] and u64 [rows, slots, 2], and how many of the others were not just never written.
         """
         trailers = self._trailers(rows)[list(indices)]
-        whole = trailers["hash"] == self._hashes(rows, indices)
-        whole &= (trailers["magic"] == _MAGIC) & (trailers["set"] == self._set)
-        whole &= trailers["index"] == np.array(indices)[:, None]
-        whole &= trailers["slot"] == np.arange(first_slot, first_slot + rows.shape[1])
+        whole = self._as_expected(trailers, indices, first_slot)
+        whole &= trailers["hash"] == self._hashes(rows, indices)
         return whole, trailers["write"], int(np.count_nonzero(~whole & (trailers["magic"] != 0)))
+
+    def are_whole(self, rests: memoryview, first_slot: int, hashes: Sequence[Sequence[int]]) -> bool:
+        """Whether data shards are whole, of one write for each slot, and of consecutive slots.
+
+        Args:
+            rests: What was stored behind the bytes of each shard, [data shard, slot].
+            hashes: Of their bytes, [data shard][slot].
+        """
+        rows = np.frombuffer(rests, np.uint8).reshape(len(hashes), len(hashes[0]), -1)
+        trailers = rows[:, :, :TRAILER_BYTES].view(_TRAILER)[:, :, 0]
+        whole = self._as_expected(trailers, range(len(hashes)), first_slot)
+        whole &= trailers["hash"] == np.array(hashes, np.uint64)
+        return bool(whole.all() and (trailers["write"] == trailers["write"][0]).all())
 
     def join(self, rows: Rows, slot: int, indices: Sequence[int], pieces: "Pieces") -> int:
         """Write the bytes of the run's slot number `slot` into `pieces`, from its shards `indices`, k of one write.
@@ -113,6 +124,12 @@ class Shards:
                 if at == self.slot_bytes:
                     yield pieces
                     pieces, at = [], 0
+
+    def _as_expected(self, trailers: Any, indices: Sequence[int], first_slot: int) -> Any:
+        whole = (trailers["magic"] == _MAGIC) & (trailers["set"] == self._set)
+        whole &= trailers["index"] == np.array(indices)[:, None]
+        whole &= trailers["slot"] == np.arange(first_slot, first_slot + trailers.shape[1])
+        return whole
 
     def _trailers(self, rows: Rows) -> Any:
         return rows[:, :, self.shard_bytes : self.shard_bytes + TRAILER_BYTES].view(_TRAILER)[:, :, 0]

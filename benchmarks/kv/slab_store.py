@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from deepinfer_kvstore.descriptor import Descriptor, Group
 from deepinfer_kvstore.keys import make_key
@@ -19,9 +20,9 @@ SECONDS = 60.0
 
 
 class SlabStore:
-    """`direct` is the store's option: "auto" or "off". Several on one root share what they stored."""
+    """`direct` is the store's option, "auto" or "off", `more` are others. Several on one root share their blocks."""
 
-    def __init__(self, root: Path, rows: Rows, *, direct: str, threads: int) -> None:
+    def __init__(self, root: Path, rows: Rows, *, direct: str, threads: int, **more: Any) -> None:
         self._root, self._rows = root, rows
         options = StoreOptions(
             capacity_bytes=4 << 30,
@@ -29,8 +30,14 @@ class SlabStore:
             slab_bytes=256 << 20,
             direct=direct,
             io_threads=threads,
+            **more,
         )
-        self._store = Store.open(root, _descriptor(rows.payload_bytes), options)
+        self._store = Store.open(root, descriptor(rows.payload_bytes), options)
+
+    @property
+    def backend(self) -> Any:
+        """What the store keeps its slabs in."""
+        return self._store._backend
 
     def store(self, requests: Sequence[Request]) -> None:
         self._finish("stored", [self._store.put(self._puts(request)) for request in requests])
@@ -39,7 +46,7 @@ class SlabStore:
         self._finish("loaded", [self._store.get(*self._gets(request)) for request in requests])
 
     def files(self) -> list[Path]:
-        return list(self._root.rglob("*.slab"))
+        return [path for root in self._store.options.roots or [self._root] for path in root.rglob("*.slab")]
 
     def close(self) -> None:
         self._store.close()
@@ -62,7 +69,7 @@ class SlabStore:
                 raise RuntimeError(f"store: {sum(transfer.results())} of {len(transfer.results())} blocks {what}")
 
 
-def _descriptor(payload_bytes: int) -> Descriptor:
+def descriptor(payload_bytes: int) -> Descriptor:
     return Descriptor(
         model="benchmark",
         weights="none",

@@ -117,7 +117,8 @@ def test_random_damage_to_two_roots_loses_no_byte_and_to_more_gives_no_wrong_one
             _spoil(slab, rng)
     again = open_ec(tmp_path)
     found = get(again, BLOCKS)
-    assert put(again, range(100, 120)) == [True] * 20
+    stored = put(again, range(100, 120))
+    assert all(stored) or len(damaged) > 2
     for numbers, blocks in ((BLOCKS, found), (range(100, 120), get(again, range(100, 120)))):
         if len(damaged) <= 2:
             assert blocks == expected(numbers)

@@ -1,0 +1,58 @@
+"""Reading slots whose data shards lie in the page cache: straight into the caller's buffers.
+
+Nothing is late here, as the kernel copies or refuses at once; so no private memory is needed between.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from deepinfer_kvstore.backend import Buffers
+from deepinfer_kvstore.shards import Pieces, Shards
+
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+CachedRead = Callable[[int, Buffers], bool]
+"""Reads from a slot on if that takes no waiting; whether it did."""
+
+
+def read_cached(shards: Shards, reads: Sequence[CachedRead], first_slot: int, slots: list[Pieces]) -> bool:
+    """Fill the pieces of some slots by `reads`, one for each data shard; whether all came and were good.
+
+    What the pieces hold is undefined if not.
+    """
+    size, rest_bytes = shards.shard_bytes, shards.stored_bytes - shards.shard_bytes
+    room = memoryview(bytearray(len(reads) * len(slots) * rest_bytes))
+    rests = [room[at : at + rest_bytes] for at in range(0, len(room), rest_bytes)]
+    hashes: list[list[int]] = []
+    for index, read in enumerate(reads):
+        begin, end = index * size, min((index + 1) * size, shards.slot_bytes)
+        padding = [memoryview(bytearray(size - max(end - begin, 0)))] if end - begin < size else []
+        parts = [_cut(pieces, begin, end) + padding for pieces in slots]
+        buffers: list[memoryview] = []
+        for slot, part in enumerate(parts, index * len(slots)):
+            buffers += part
+            buffers.append(rests[slot])
+        if len(buffers) > _IOV_MAX or not read(first_slot, buffers):
+            return False
+        hashes.append([_hash(part) for part in parts])
+    return shards.are_whole(room, first_slot, hashes)
+
+
+def _cut(pieces: Pieces, begin: int, end: int) -> list[memoryview]:
+    """The bytes from `begin` to `end` of a slot."""
+    found = []
+    for at, piece in pieces:
+        if at < end and begin < at + piece.nbytes:
+            found.append(piece[max(begin - at, 0) : end - at])
+    return found
+
+
+def _hash(parts: list[memoryview]) -> int:
+    if len(parts) == 1:
+        return xxh3_64_intdigest(parts[0])
+    whole = xxh3_64()
+    for part in parts:
+        whole.update(part)
+    return whole.intdigest()
