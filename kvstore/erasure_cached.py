@@ -13,40 +13,42 @@ from deepinfer_kvstore.shards import Pieces, Shards
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 
-CachedRead = Callable[[int, Buffers], bool]
-"""Reads from a slot on if that takes no waiting; whether it did."""
+CachedRead = Callable[[int, int, Buffers], bool]
+"""Reads so many slots from one on, if that takes no waiting; whether it did."""
 
 
-def read_cached(shards: Shards, reads: Sequence[CachedRead], first_slot: int, slots: list[Pieces]) -> bool:
-    """Fill the pieces of some slots by `reads`, one for each data shard; whether all came and were good.
+def read_cached(
+    shards: Shards, reads: Sequence[CachedRead], first_slot: int, slots: list[Pieces], *, verify: bool
+) -> bool:
+    """Fill the pieces of some slots by `reads`, one for each data shard; whether all came and were of one write.
 
-    What the pieces hold is undefined if not.
+    With `verify`, also whether their hashes are right. What the pieces hold is undefined if not.
     """
     size, rest_bytes = shards.shard_bytes, shards.stored_bytes - shards.shard_bytes
     room = memoryview(bytearray(len(reads) * len(slots) * rest_bytes))
-    rests = [room[at : at + rest_bytes] for at in range(0, len(room), rest_bytes)]
-    hashes: list[list[int]] = []
+    rests = iter([room[at : at + rest_bytes] for at in range(0, len(room), rest_bytes)])
+    hashes: list[int] = []
     for index, read in enumerate(reads):
         begin, end = index * size, min((index + 1) * size, shards.slot_bytes)
         padding = [memoryview(bytearray(size - max(end - begin, 0)))] if end - begin < size else []
         parts = [_cut(pieces, begin, end) + padding for pieces in slots]
         buffers: list[memoryview] = []
-        for slot, part in enumerate(parts, index * len(slots)):
+        for part, rest in zip(parts, rests, strict=False):
             buffers += part
-            buffers.append(rests[slot])
-        if len(buffers) > _IOV_MAX or not read(first_slot, buffers):
+            buffers.append(rest)
+        if len(buffers) > _IOV_MAX or not read(first_slot, len(slots), buffers):
             return False
-        hashes.append([_hash(part) for part in parts])
-    return shards.are_whole(room, first_slot, hashes)
+        if verify:
+            hashes += [_hash(part) for part in parts]
+    return shards.are_whole(room, len(slots), first_slot, hashes)
 
 
 def _cut(pieces: Pieces, begin: int, end: int) -> list[memoryview]:
     """The bytes from `begin` to `end` of a slot."""
-    found = []
-    for at, piece in pieces:
-        if at < end and begin < at + piece.nbytes:
-            found.append(piece[max(begin - at, 0) : end - at])
-    return found
+    first = pieces[0][1]
+    if end <= first.nbytes:  # nearly always
+        return [first[begin:end]]
+    return [piece[max(begin - at, 0) : end - at] for at, piece in pieces if at < end and begin < at + piece.nbytes]
 
 
 def _hash(parts: list[memoryview]) -> int:

@@ -28,7 +28,11 @@ Chosen = list[list[int]]
 class ShardRead:
     """A read, used once, by one thread. The roots' threads write into its arena, never into the caller's buffers."""
 
-    def __init__(self, backend: "ErasureBackend", slab: "ErasureSlab", first_slot: int, slots: int) -> None:
+    def __init__(
+        self, backend: "ErasureBackend", slab: "ErasureSlab", first_slot: int, slots: int, *, verify: bool
+    ) -> None:
+        """With `verify`, the hashes of shards are looked at, and not only which write they are of."""
+        self._verify = verify
         self._backend = backend
         self._slab = slab
         self._first = first_slot
@@ -131,7 +135,7 @@ class ShardRead:
 
     def _take_cached(self, index: int) -> bool:
         read = self._slab.cached[index]
-        return read is not None and index in self._prompt and read(self._first, [self._arena.row(index)])
+        return read is not None and index in self._prompt and read(self._first, self._slots, [self._arena.row(index)])
 
     def _ask(self, roots: int) -> None:
         asked = [self._candidates.popleft() for _ in range(min(roots, len(self._candidates)))]
@@ -235,7 +239,8 @@ class ShardRead:
             return needed - len(self._came)
         new = self._came[self._checked :]
         self._checked = len(self._came)
-        self._whole[new], self._writes[new], bad = self._backend.shards.check(self._arena.rows, self._first, new)
+        check = self._backend.shards.check
+        self._whole[new], self._writes[new], bad = check(self._arena.rows, self._first, new, hashes=self._verify)
         self._backend.counters.add(bad_shards=bad)
         came = sorted(self._came)
         first = came[:needed]

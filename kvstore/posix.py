@@ -43,13 +43,13 @@ class PosixSlab:
         """See `backend.Slab`."""
         self._move(os.pwritev, first_slot, buffers)
 
-    def readv_cached(self, first_slot: int, buffers: Buffers) -> bool:
-        """Fill `buffers` if all of it lies in the page cache, without waiting for the disk; whether it did."""
+    def readv_cached(self, first_slot: int, slots: int, buffers: Buffers) -> bool:
+        """Fill `buffers` with some slots if all of it lies in the page cache, without waiting; whether it did."""
         try:
             moved = os.preadv(self._fd, buffers, first_slot * self.slot_bytes, os.RWF_NOWAIT)
         except OSError:  # EAGAIN, or the file system cannot say
             return False
-        return moved == sum(buffer.nbytes for buffer in buffers)
+        return moved == slots * self.slot_bytes
 
     def punch(self, first_slot: int, slots: int) -> None:
         """See `backend.Slab`."""

@@ -149,7 +149,7 @@ class Store:
         self._loads = Loads(
             self._threads, self._slabs, seal, self._counters, self._load_breaker, self._bad,
             slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes,
-            call_bytes=CACHED_CALL_BYTES if options.direct == "off" else options.run_bytes,
+            call_bytes=CACHED_CALL_BYTES if options.direct == "off" and not options.ec else options.run_bytes,
         )  # fmt: skip
         self._stores = Stores(
             self._threads, self._slabs, seal, self._counters, self._store_breaker, self._publisher, self._held,
