@@ -1,11 +1,9 @@
 """The LMDB environment of an index: opened once a process, trusted only where it may be, grown and replaced in place.
 
-LMDB runs without fsync. A crashed process costs nothing; after a crash of the system the file may be anything. So it is
-trusted only if this boot wrote all of it, or if `clean` says that it was flushed and nobody wrote since.
+LMDB runs without fsync. A crashed process costs nothing; after a crash of the system the file may be anything.
 """
 
 import fcntl
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,24 +14,20 @@ from typing import Any, ClassVar
 import lmdb
 
 from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.index_files import IndexFiles
 from deepinfer_kvstore.network_fs import require_local
 
-INDEX_FORMAT = 1
-"""Another number is an index of another version: it is rebuilt from the journals."""
 MAP_BYTES = 1 << 30
 """Address space to begin with. It doubles when full; the file is only as large as what is in it."""
 DATABASES = (b"keys", b"rivals", b"slots", b"queue", b"watched", b"totals", b"journals")
 READERS = 1024
 """Threads of all processes that may read at one moment."""
+DAMAGE = (
+    lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.VersionMismatchError,
+    lmdb.IncompatibleError, lmdb.BadDbiError, lmdb.PageFullError, lmdb.CursorFullError,
+)  # fmt: skip
+"""Other errors pass by themselves: a full disk, too many readers."""
 _NO_INODE = (-1, -1)
-
-
-def boot_id() -> str:
-    """Names this run of the operating system; "" where it has no name, and then nothing survives a process."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 class Environment:
@@ -61,20 +55,18 @@ class Environment:
                 raise StoreConfigError(
                     f"index {path} was open when this process was forked: open stores after the fork"
                 )
-            elif found.identity != identity:
-                raise _other_owner(path, found.identity, identity)
+            found.files.require(identity)
             found._users += 1
             return found
 
     def __init__(self, path: Path, identity: dict[str, str], map_bytes: int, boot: Callable[[], str]) -> None:
         """See `share`."""
         self.path = path
-        self.identity = identity
+        self.files = IndexFiles(path, identity, boot)
         self._process = os.getpid()
         self.databases: dict[bytes, Any] = {}
         self.incarnation = 0
         """Counts the files that this object has had open: what was read from an earlier one says nothing now."""
-        self._boot = boot
         self._map_bytes = map_bytes
         self._users = 0
         self._readers = 0
@@ -126,7 +118,7 @@ class Environment:
             while True:
                 try:
                     with self._lmdb.begin(write=True) as transaction:
-                        self._unmark_clean()
+                        self.files.unmark_clean()
                         change(transaction)
                     return
                 except lmdb.MapFullError:
@@ -143,7 +135,7 @@ class Environment:
 
     def replaced(self) -> bool:
         """Whether the path no longer leads to a file that is open: removed, or replaced by another process."""
-        return _inode(self.path) != self._inode
+        return self.files.inode() != self._inode
 
     def reopen(self, *, discard: bool) -> None:
         """Open what the path leads to now. With `discard`, begin with an empty one unless another process just has.
@@ -154,8 +146,8 @@ class Environment:
         with self._writing, self._alone(), self._exclusive():
             self._lmdb.close()
             before, self._inode = self._inode, _NO_INODE
-            if discard and _inode(self.path) == before:
-                self._discard()
+            if discard and self.files.inode() == before:
+                self.files.discard()
             self._open()
 
     def _begin(self, database: bytes) -> Any:
@@ -218,18 +210,14 @@ class Environment:
             os.close(lock)
 
     def _open(self) -> None:
-        if not self._trusted():
-            self._discard()
+        if not self.files.trusted():
+            self.files.discard()
         try:
             self._attach()
-        except (lmdb.Error, OSError):
-            self._discard()
+        except DAMAGE:
+            self.files.discard()
             self._attach()
-        text = json.dumps({"format": INDEX_FORMAT, "boot": self._boot(), **self.identity}, indent=2) + "\n"
-        if _read(self.path / "identity.json") != text:
-            temporary = self.path / f"identity.json.{os.getpid()}"
-            temporary.write_text(text)
-            temporary.replace(self.path / "identity.json")
+        self.files.sign()
 
     def _attach(self) -> None:
         self._lmdb = lmdb.open(
@@ -240,72 +228,18 @@ class Environment:
             self._lmdb.reader_check()
             pages, page_bytes = self._lmdb.info()["last_pgno"] + 1, self._lmdb.stat()["psize"]
             # Reading a page beyond the file's end would kill the process.
-            if (self.path / "data.mdb").stat().st_size < pages * page_bytes:
+            if self.files.data_bytes() < pages * page_bytes:
                 raise lmdb.CorruptedError("the file is shorter than its pages")
             self.databases = {name: self._lmdb.open_db(name) for name in DATABASES}
-            self._inode = _inode(self.path)
+            self._inode = self.files.inode()
             self.incarnation += 1
         except BaseException:
             self._lmdb.close()
             raise
-
-    def _trusted(self) -> bool:
-        """Whether what lies at the path is ours and whole.
-
-        Raises:
-            StoreConfigError: it is somebody else's.
-        """
-        try:
-            found = json.loads(_read(self.path / "identity.json") or "null")
-            if not isinstance(found, dict) or found.pop("format", None) != INDEX_FORMAT:
-                return False
-        except ValueError:
-            return False
-        boot = found.pop("boot", "")
-        if found != self.identity:
-            raise _other_owner(self.path, found, self.identity)
-        return (boot != "" and boot == self._boot()) or (self.path / "clean").exists()
-
-    def _discard(self) -> None:
-        for name in ("clean", "data.mdb", "lock.mdb"):
-            with suppress(FileNotFoundError):
-                (self.path / name).unlink()
 
     def _mark_clean(self) -> None:
         """Flush, and say so. Inside a write transaction, so that nobody can write between the two."""
         with suppress(lmdb.Error, OSError), self._lmdb.begin(write=True):
             self._lmdb.sync(True)
             if not self.replaced():
-                (self.path / "clean").touch()
-
-    def _unmark_clean(self) -> None:
-        try:
-            (self.path / "clean").unlink()
-        except FileNotFoundError:
-            return
-        directory = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    try:
-        found = os.stat(path / "data.mdb")
-    except OSError:
-        return 0, 0
-    return found.st_dev, found.st_ino
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, ValueError):
-        return ""
-
-
-def _other_owner(path: Path, found: object, wanted: object) -> StoreConfigError:
-    return StoreConfigError(
-        f"index directory {path} belongs to {found}, not to {wanted}: remove it or set index_dir to another"
-    )
+                self.files.mark_clean()

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 import lmdb
 
 from deepinfer_kvstore.entry import Entry
-from deepinfer_kvstore.environment import MAP_BYTES, Environment, boot_id
+from deepinfer_kvstore.environment import DAMAGE, MAP_BYTES, Environment
+from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.fold import LIFE, SLOT, STORED, SUM, TOUCHED, condense
 from deepinfer_kvstore.follower import Applied, Follower
+from deepinfer_kvstore.index_files import boot_id
 from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.record import Record
@@ -24,11 +26,6 @@ from deepinfer_kvstore.record import Record
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_DAMAGE = (
-    lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.VersionMismatchError,
-    lmdb.IncompatibleError, lmdb.BadDbiError, lmdb.PageFullError, lmdb.CursorFullError, struct.error,
-)  # fmt: skip
-"""Other errors pass by themselves: a full disk, too many readers."""
 
 
 class Totals(NamedTuple):
@@ -208,7 +205,7 @@ class Index:
                 try:
                     self._heal()
                     self._follower.follow(journals, frozenset(owners), applied)
-                except (lmdb.Error, struct.error, OSError) as error:
+                except (lmdb.Error, struct.error, OSError, StoreConfigError) as error:
                     self._failed(error)
         return applied
 
@@ -235,7 +232,7 @@ class Index:
         """Note damage, and say once what is wrong. A closed index has misses and says nothing."""
         if not self._environment.usable:
             return
-        self._damaged |= isinstance(error, _DAMAGE)
+        self._damaged |= isinstance(error, (*DAMAGE, struct.error))
         if str(error) != self._reported:
             self._reported = str(error)
             remedy = "it is made again from the journals" if self._damaged else "blocks count as missing meanwhile"

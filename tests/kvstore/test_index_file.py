@@ -12,14 +12,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import lmdb
 import pytest
 from blocks import NAMESPACE, delete, key, put, write
 
 from deepinfer_kvstore import environment, follower, network_fs
-from deepinfer_kvstore.environment import INDEX_FORMAT
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.follower import Applied
 from deepinfer_kvstore.index import Index
+from deepinfer_kvstore.index_files import INDEX_FORMAT
 from deepinfer_kvstore.journal import JournalWriter
 from deepinfer_kvstore.journal_set import JournalSet
 
@@ -232,6 +233,36 @@ def test_an_index_of_another_root_is_refused(path: Path, directory: Path) -> Non
         Index.open(path, NAMESPACE, root="/mnt/b")
     with pytest.raises(StoreConfigError, match="belongs to"):
         Index.open(path, bytes(32), root="/mnt/a")
+
+
+def test_an_open_index_whose_directory_became_another_roots_has_misses(path: Path, directory: Path) -> None:
+    index = synced(path, directory, root="/mnt/a")
+    path.rename(path.with_name("old"))
+    other = path.with_name("other")
+    synced(other, directory, root="/mnt/b").close()
+    other.rename(path)
+    assert index.sync(JournalSet([directory], NAMESPACE)) == Applied()
+    assert present(index) == 0
+    for file in path.iterdir():
+        file.unlink()
+    assert index.sync(JournalSet([directory], NAMESPACE)).puts == BLOCKS
+    assert present(index) == BLOCKS
+    index.close()
+
+
+def test_a_want_of_memory_or_files_at_open_discards_nothing(
+    path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced(path, directory).close()
+    with monkeypatch.context() as context:
+        context.setattr(
+            lmdb, "open", lambda *_, **__: (_ for _ in ()).throw(lmdb.MemoryError("Cannot allocate memory"))
+        )
+        with pytest.raises(StoreConfigError, match="Cannot allocate memory: set index_dir"):
+            Index.open(path, NAMESPACE)
+    index = Index.open(path, NAMESPACE)
+    assert present(index) == BLOCKS
+    index.close()
 
 
 def test_a_directory_that_cannot_be_made_is_one_line_at_open(tmp_path: Path) -> None:
