@@ -65,11 +65,12 @@ class JournalSet:
         """
         best: list[Record] = []
         longest = b""
-        shorter = False
+        sizes: list[int] = []
         for file in self._opened(name):
             try:
                 data = os.pread(file, limit * RECORD_BYTES, offset)
-                shorter |= not data and os.fstat(file).st_size < offset
+                if not data:
+                    sizes.append(os.fstat(file).st_size)
             except OSError:
                 continue
             records = _valid_run(data)
@@ -77,14 +78,20 @@ class JournalSet:
                 best = records
             if len(data) > len(longest):
                 longest = data
-        if best or len(longest) < RECORD_BYTES:
-            if not best and shorter and self._suspected(name, offset):
-                return [], RECORD_BYTES
+        if best:
             return best, offset + len(best) * RECORD_BYTES
-        behind = _first_valid(longest)
-        if (behind is None and len(longest) < limit * RECORD_BYTES) or not self._suspected(name, offset):
-            return [], offset
-        return [], offset + (limit if behind is None else behind) * RECORD_BYTES
+        if len(longest) >= RECORD_BYTES:
+            behind = _first_valid(longest)
+            if behind is None:
+                behind = limit if len(longest) == limit * RECORD_BYTES else 0
+            if behind and self._suspected(name, offset):
+                return [], offset + behind * RECORD_BYTES
+        elif not longest and sizes and max(sizes) < offset:
+            if self._suspected(name, offset):
+                return [], RECORD_BYTES
+        elif self._suspects:
+            self._suspects.pop(name, None)
+        return [], offset
 
     def close(self) -> None:
         """Close the files. Idempotent; the set may be used on."""
@@ -106,6 +113,8 @@ class JournalSet:
         if not listed and self._names:  # all of them are: what was there may be there still
             return
         for name, inodes in list(self._inodes.items()):
+            if len(self._files.get(name, inodes)) != len(inodes):  # one could not be opened
+                self._close(name)
             if found.get(name) != inodes:
                 self._close(name)
                 self._identities.pop(name, None)
@@ -113,7 +122,7 @@ class JournalSet:
                 self.foreign.discard(name)
         self._inodes = found
         for name in found:
-            if name not in self._identities and name not in self.foreign:
+            if name not in self._identities:
                 self._identify(name)
         self._names = sorted(self._identities)
 
@@ -143,7 +152,8 @@ class JournalSet:
                     files.append(os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC))
                 except OSError:
                     continue
-        self._files[name] = files  # the last is the one used last
+        if files:
+            self._files[name] = files  # the last is the one used last
         return files
 
     def _close(self, name: str) -> None:

@@ -199,8 +199,10 @@ def test_journals_of_another_namespace_are_foreign(directory: Path, journals: Jo
 def test_a_header_that_comes_late_makes_it_a_journal(directory: Path, journals: JournalSet, clock: list[float]) -> None:
     path = directory / str(write(directory, [put(1)]).name)
     whole = path.read_bytes()
-    path.write_bytes(b"")
-    assert journals.names() == []
+    for early in (b"", bytes(40), bytes(len(whole))):
+        path.write_bytes(early)
+        assert journals.names() == []
+        clock[0] += 10
     path.write_bytes(whole)
     clock[0] += 10
     assert journals.names() == [path.name]
@@ -296,6 +298,48 @@ def test_replicas_make_up_for_each_other(replicas: list[Path], monkeypatch: pyte
         found += records
     assert found == [put(1), put(2), put(3), put(4)]
     assert [record for records in scan(replicas, str(writer.name)) for record in records] == found
+
+
+def test_a_replica_that_is_behind_is_no_file_that_became_shorter(replicas: list[Path], clock: list[float]) -> None:
+    writer = JournalWriter(replicas, 1, 1, NAMESPACE)
+    writer.append([put(1), put(2)])
+    os.truncate(replicas[0] / str(writer.name), 2 * RECORD_BYTES)
+    journals = JournalSet(replicas, NAMESPACE)
+    _, end = read_all(journals, str(writer.name))
+    assert end == 3 * RECORD_BYTES
+    for _ in range(3):
+        assert journals.read(str(writer.name), end, 9) == ([], end)
+        clock[0] += 10
+
+
+def test_a_short_file_that_recovers_is_no_longer_suspected(
+    directory: Path, journals: JournalSet, clock: list[float]
+) -> None:
+    path = directory / str(write(directory, [put(1), put(2)]).name)
+    whole = path.read_bytes()
+    _, end = read_all(journals, path.name)
+    for _ in range(3):
+        os.truncate(path, RECORD_BYTES)
+        assert journals.read(path.name, end, 9) == ([], end)
+        clock[0] += 10
+        path.write_bytes(whole)
+        assert journals.read(path.name, end, 9) == ([], end)
+
+
+def test_a_want_of_file_numbers_passes(
+    directory: Path, journals: JournalSet, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = directory / str(write(directory, [put(1)]).name)
+    journals.names()
+    journals.close()
+
+    def none(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "open", none)
+        assert journals.read(path.name, RECORD_BYTES, 9) == ([], RECORD_BYTES)
+    assert journals.read(path.name, RECORD_BYTES, 9)[0] == [put(1)]
 
 
 def test_one_replica_is_enough(replicas: list[Path]) -> None:
