@@ -58,6 +58,7 @@ class StoreOffloadingManager(TieringOffloadingManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext, **kwargs: Any) -> LookupResult:
         """vLLM's, but for what the request has failed to load, and for rows that a disk has not given back."""
+        self._maybe_process_finished_jobs()  # vLLM's first step, which may refuse keys
         refused: Refused | None = req_context.get_state(Refused)
         if refused is not None and key in refused:
             return LookupResult.MISS

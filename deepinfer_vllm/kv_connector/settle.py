@@ -28,6 +28,8 @@ def settle(vllm_config: Any) -> None:
     for extra in _ours(transfer):
         config = ConnectorConfig.parse(extra)
         _check_shared_memory(config)
+        if vllm_config.parallel_config.data_parallel_size_local:  # else no engine runs here
+            _check_root(config)
         config.complete(extra)
     _check_parallel(vllm_config.parallel_config)
     if cache.prefix_caching_hash_algo not in ("sha256", HASH):
@@ -60,6 +62,12 @@ def _check_shared_memory(config: ConnectorConfig) -> None:
         raise StoreConfigError(
             f"cpu_bytes_to_use is {config.cpu_bytes_to_use}, {SHM} holds {size} bytes: less, or enlarge it (--shm-size)"
         )
+
+
+def _check_root(config: ConnectorConfig) -> None:
+    """What would end the start only once the weights are loaded."""
+    if config.options.backend == "posix" and not config.options.roots and not os.path.isdir(config.root):
+        raise StoreConfigError(f"root {config.root} is no directory: make it, or mount it")
 
 
 def _check_parallel(parallel: Any) -> None:

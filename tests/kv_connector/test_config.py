@@ -76,7 +76,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def ours(**extra: Any) -> dict[str, Any]:
-    return {"kv_connector": CONNECTOR, "kv_role": "kv_both", "kv_connector_extra_config": GOOD | extra}
+    return {"kv_connector": CONNECTOR, "kv_role": "kv_both", "kv_connector_extra_config": GOOD | {"root": "."} | extra}
 
 
 def test_hash_and_failure_policy_are_set(llama: str) -> None:
@@ -115,6 +115,11 @@ def test_more_memory_than_there_is_is_refused(llama: str) -> None:
     """UCM#1282"""
     with pytest.raises(ValueError, match=r"cpu_bytes_to_use is 1\d+, /dev/shm holds \d+ bytes: less, or enlarge it"):
         config_with(ours(cpu_bytes_to_use=1 << 60), model=llama)
+
+
+def test_a_root_that_is_not_there_is_refused_before_weights_are_loaded(llama: str) -> None:
+    with pytest.raises(ValueError, match="root /nowhere is no directory: make it, or mount it"):
+        config_with(ours(root="/nowhere"), model=llama)
 
 
 def test_ranks_on_several_hosts_are_refused() -> None:

@@ -26,7 +26,7 @@ from deepinfer_vllm.kv_connector.layout import describe, schemas
 KV = {
     "kv_connector": CONNECTOR,
     "kv_role": "kv_both",
-    "kv_connector_extra_config": {"root": "/mnt/kv", "capacity_bytes": 1 << 40},
+    "kv_connector_extra_config": {"root": ".", "capacity_bytes": 1 << 40},
 }
 ATTENTION: dict[str, Any] = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
 LATENT: dict[str, Any] = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
