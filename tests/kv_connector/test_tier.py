@@ -163,6 +163,7 @@ def test_rows_of_a_hanging_disk_are_nobodys(scheduler: Callable[..., Offline], m
     go_on.set()
     other.settle()
     assert not other.tier.captive and other.look(other.request("d", blocks), blocks) in ([HIT] * 3, [MISS] * 3)
+    other.step()  # hits are held until their step ends
     assert other.manager.prepare_store(keys(6, seed=9), request) is not None
 
 
