@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -26,7 +27,9 @@ class Engine:
         environment.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         command = [sys.executable, str(SCRIPT), "--serve", *self._arguments]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe)
+        self._process = subprocess.Popen(
+            command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+        )
         self._answer()
         return self
 
@@ -42,7 +45,9 @@ class Engine:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise RuntimeError("The engine's process ended; why is above")
+        raise RuntimeError(
+            f"The engine's process ended; run `--serve {shlex.join(self._arguments)}` by hand to see why"
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -86,10 +91,13 @@ def serve(checkpoint: str, max_tokens: str, store: str) -> None:
         start = time.perf_counter()
         engine.add_request(str(number), {"prompt_token_ids": asked["prompt"]}, sampling)
         while engine.has_unfinished_requests():
-            for output in engine.step():
+            outputs = engine.step()
+            for output in outputs:
                 count = len(output.outputs[0].token_ids)
                 arrivals += [time.perf_counter() - start] * (count - len(arrivals))
                 cached = output.num_cached_tokens or 0
+            if not outputs:
+                time.sleep(0.001)  # as vLLM's own loop does while nothing but a load is under way
         while engine.engine_core.engine_core.scheduler.has_requests():  # what is still on its way to the store
             engine.step()
             time.sleep(0.001)

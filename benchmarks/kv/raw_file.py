@@ -1,4 +1,4 @@
-"""The bound: one preallocated file and as many threads as the store has, whole runs of blocks by preadv and pwritev."""
+"""The bound: one preallocated file, whole runs of blocks by preadv and pwritev, no names, no checks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,36 @@ RUN_BYTES = 4 << 20
 
 
 class RawFile:
-    """No names, no checks: block rows one behind the other, where the caller remembers them to be."""
+    """A file as long as the first half of the rows, preallocated as a slab is. Row after row lies in it."""
 
-    def __init__(self, path: Path, rows: Rows, *, direct: bool, threads: int) -> None:
-        self._path, self._rows = path, rows
+    def __init__(self, path: Path, rows: Rows, *, direct: bool) -> None:
+        self.path, self.rows = path, rows
         self._flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
-        self._run = max(1, RUN_BYTES // rows.row_bytes)
+        self.number = -1
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin a new file, so that the next store is the first one to it."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+        self.number = os.open(self.path, self._flags, 0o600)
+        os.posix_fallocate(self.number, 0, self.rows.blocks * self.rows.row_bytes)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.number >= 0:
+            os.close(self.number)
+        self.number = -1
+
+
+class RawCalls:
+    """Stores to and loads from a raw file with so many threads."""
+
+    def __init__(self, file: RawFile, threads: int) -> None:
+        self.file = file
+        self._rows = file.rows
+        self._run = max(1, RUN_BYTES // file.rows.row_bytes)
         self._pool = ThreadPoolExecutor(threads)
-        self._file = -1
 
     def store(self, requests: Sequence[Request]) -> None:
         self._call(os.pwritev, requests, 0)
@@ -29,33 +51,16 @@ class RawFile:
     def load(self, requests: Sequence[Request]) -> None:
         self._call(os.preadv, requests, self._rows.blocks)
 
-    def renew(self) -> None:
-        """Preallocate a new file, as a new slab is, so that every store is a first one."""
-        self.close_file()
-        self._path.unlink(missing_ok=True)
-        self._open()
-        os.posix_fallocate(self._file, 0, self._rows.blocks * self._rows.row_bytes)
-
     def files(self) -> list[Path]:
-        return [self._path]
-
-    def close_file(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        return [self.file.path]
 
     def close(self) -> None:
-        self.close_file()
         self._pool.shutdown()
-
-    def _open(self) -> None:
-        if self._file < 0:
-            self._file = os.open(self._path, self._flags, 0o600)
 
     def _call(
         self, move: Callable[[int, list[memoryview], int], int], requests: Sequence[Request], row_offset: int
     ) -> None:
-        self._open()
+        row_bytes = self._rows.row_bytes
         runs = [
             request.rows[start : start + self._run]
             for request in requests
@@ -64,7 +69,7 @@ class RawFile:
 
         def one(run: range) -> bool:
             pieces = [self._rows.row[row + row_offset] for row in run]
-            return move(self._file, pieces, run.start * self._rows.row_bytes) == len(run) * self._rows.row_bytes
+            return move(self.file.number, pieces, run.start * row_bytes) == len(run) * row_bytes
 
         if not all(self._pool.map(one, runs)):
             raise RuntimeError("raw file: a call moved fewer bytes than asked for")

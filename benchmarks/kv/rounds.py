@@ -12,7 +12,7 @@ from typing import Any
 
 from kv.contender import Contender, Request, Rows, Shape, drop_page_cache
 from kv.fs_tier import FsTier
-from kv.raw_file import RawFile
+from kv.raw_file import RawCalls, RawFile
 from kv.slab_store import SlabStore
 
 Times = dict[str, dict[str, float]]
@@ -45,9 +45,11 @@ def measure(directory: Path, shape: Shape, rounds: int, threads: int) -> dict[st
 
         # The second store reads what the first one stored; raw files share nothing.
         store, cached_store = (opened(SlabStore(root, rows, direct=d, threads=threads)) for d in ("auto", "off"))
-        raw, cached_raw = (opened(RawFile(directory / f"raw-{d}", rows, direct=d, threads=threads)) for d in (1, 0))
-        direct = {"store": store, "fs": opened(FsTier(directory / "fs", rows)), "raw": raw}
-        cached = {"store": cached_store, "raw": cached_raw}
+        file, cached_file = (opened(RawFile(directory / f"raw-{d}", rows, direct=d)) for d in (True, False))
+        raw, cached_raw = (opened(RawCalls(f, shape.requests)) for f in (file, cached_file))
+        raw_all, cached_raw_all = (opened(RawCalls(f, threads)) for f in (file, cached_file))
+        direct = {"store": store, "fs": opened(FsTier(directory / "fs", rows)), "raw": raw, "raw_all": raw_all}
+        cached = {"store": cached_store, "raw": cached_raw, "raw_all": cached_raw_all}
         cached_raw.store(list(_requests(shape, 0)))
         drop_page_cache(cached_raw.files())
         found: dict[str, list[Times]] = {}
@@ -65,8 +67,8 @@ def _contests(direct: dict[str, Contender], cached: dict[str, Contender]) -> Ite
         pass
 
     def renew(contender: Contender, requests: Sequence[Request]) -> None:
-        if isinstance(contender, RawFile):
-            contender.renew()
+        if isinstance(contender, RawCalls):
+            contender.file.renew()
 
     yield Contest("store", direct, "store", renew)
     yield Contest("load", direct, "load", nothing)
