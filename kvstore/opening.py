@@ -17,6 +17,7 @@ from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.posix import PosixBackend
 from deepinfer_kvstore.quota import Quota
 from deepinfer_kvstore.stripe_set import StripeSet, open_set
+from deepinfer_kvstore.usrbio import UsrbioBackend
 from deepinfer_kvstore.whole_file import write_whole
 
 _memory: dict[Path, MemoryBackend] = {}
@@ -102,7 +103,14 @@ def open_backend(places: Places, geometry: Geometry, options: StoreOptions) -> B
         return _erasure(places.stripe_set, places.namespace.name, geometry, options)
     if options.backend == "memory":
         return _memory.setdefault(places.slabs.resolve(), MemoryBackend(options.capacity_bytes))
-    return PosixBackend(places.slabs, geometry, direct=options.direct)
+    return _directory(places.slabs, geometry, options)
+
+
+def _directory(slabs: Path, geometry: Geometry, options: StoreOptions) -> Backend:
+    if options.backend == "posix":
+        return PosixBackend(slabs, geometry, direct=options.direct)
+    threads = 1 if options.ec else options.io_threads  # a root of several has a thread to read with, one to write with
+    return UsrbioBackend(slabs, geometry, threads=threads, timeout_seconds=options.io_timeout_s)
 
 
 def check_space(places: Places, geometry: Geometry, backend: Backend) -> None:
@@ -129,7 +137,7 @@ def _erasure(stripe_set: StripeSet, namespace: str, geometry: Geometry, options:
         if present and not options.read_only:
             with suppress(OSError):  # found out, and told, when it is used
                 slabs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        roots.append((str(root), PosixBackend(slabs, stored, direct=options.direct) if present else None))
+        roots.append((str(root), _directory(slabs, stored, options) if present else None))
     return ErasureBackend(
         roots, stripe_set.code, geometry, stripe_set.id, margin=options.ec_margin, timeout_seconds=options.io_timeout_s
     )

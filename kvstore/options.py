@@ -10,7 +10,7 @@ from deepinfer_kvstore.header import SECRET_BYTES
 from deepinfer_kvstore.posix import Direct
 from deepinfer_kvstore.retention import Retention
 
-BACKENDS = ("posix", "memory")
+BACKENDS = ("posix", "usrbio", "memory")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class StoreOptions:
     index_dir: Path | None = None
     """Local directory of indexes. Default: below `$XDG_CACHE_HOME`, else `~/.cache`, by the root's path."""
     backend: str = "posix"
-    """posix (a local disk or a 3FS mount) or memory (ends with the process)."""
+    """posix (a local disk or a 3FS mount), usrbio (3FS past its FUSE client) or memory (ends with the process)."""
     slab_bytes: int = 1 << 30
     """Size of one slab file, reserved when it is made."""
     ec: str = ""

@@ -31,7 +31,7 @@ class PosixSlab:
         self.name = name
         self.slot_bytes = geometry.slot_bytes
         self.slots = geometry.slab_slots
-        self._fd = fd
+        self.fd = fd
         self.direct_fd = direct_fd
         """The file, open past the page cache; None: it goes through it."""
 
@@ -46,7 +46,7 @@ class PosixSlab:
     def readv_cached(self, first_slot: int, slots: int, buffers: Buffers) -> bool:
         """Fill `buffers` with some slots if all of it lies in the page cache, without waiting; whether it did."""
         try:
-            moved = os.preadv(self._fd, buffers, first_slot * self.slot_bytes, os.RWF_NOWAIT)
+            moved = os.preadv(self.fd, buffers, first_slot * self.slot_bytes, os.RWF_NOWAIT)
         except OSError:  # EAGAIN, or the file system cannot say
             return False
         return moved == slots * self.slot_bytes
@@ -55,7 +55,7 @@ class PosixSlab:
         """See `backend.Slab`."""
         try:
             _fallocate(
-                self._fd, _KEEP_SIZE | _PUNCH_HOLE, first_slot * self.slot_bytes, slots * self.slot_bytes, self.name
+                self.fd, _KEEP_SIZE | _PUNCH_HOLE, first_slot * self.slot_bytes, slots * self.slot_bytes, self.name
             )
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
@@ -63,14 +63,14 @@ class PosixSlab:
 
     def sync(self) -> None:
         """See `backend.Slab`."""
-        os.fdatasync(self._fd)
+        os.fdatasync(self.fd)
 
     def close(self) -> None:
         """See `backend.Slab`. No call may be under way: the number of the file may be another's at once."""
-        for fd in (self._fd, self.direct_fd):
+        for fd in (self.fd, self.direct_fd):
             if fd is not None and fd >= 0:
                 os.close(fd)
-        self._fd, self.direct_fd = -1, None
+        self.fd, self.direct_fd = -1, None
 
     def _move(self, call: Callable[[int, Buffers, int], int], first_slot: int, buffers: Buffers) -> None:
         offset = first_slot * self.slot_bytes
@@ -80,7 +80,7 @@ class PosixSlab:
             except OSError as error:
                 if error.errno != errno.EINVAL:  # what the kernel says of unaligned memory
                     raise
-        _whole(call, self._fd, buffers, offset, self.name)
+        _whole(call, self.fd, buffers, offset, self.name)
 
 
 class PosixBackend:

@@ -137,7 +137,7 @@ class Store:
         self._touch_lock = Lock()
         self._next_touch = self._next_beat = self._next_adoption = time.monotonic()
         self._disk_slot_bytes = places.disk_slot_bytes(geometry.slot_bytes)
-        self._disks = Disks(places.disks if options.backend == "posix" else [])
+        self._disks = Disks(places.disks if options.backend != "memory" else [])
         self._is_full = False
         self._closed = False
         self._slabs = OpenSlabs(backend, max_open(places.stripe_set.code.shards if places.stripe_set else 1))
