@@ -30,7 +30,7 @@ def refused(tmp_path: Path, message: str, **changes: Any) -> None:
         ({"capacity_bytes": SLAB - 1}, f"capacity_bytes is {SLAB - 1}, one slab takes {SLAB}: raise capacity_bytes"),
         ({"capacity_bytes": 1 << 62}, "lower capacity_bytes"),
         ({"slab_bytes": SLOT - 1}, f"slab_bytes is {SLOT - 1}, one slot takes {SLOT}: raise slab_bytes"),
-        ({"backend": "tape"}, "backend 'tape': there are posix, memory"),
+        ({"backend": "tape"}, "backend 'tape': there are posix, usrbio, memory"),
         ({"direct": "maybe"}, "direct 'maybe': it is auto, on or off"),
         ({"io_threads": 0}, "io_threads is 0, it must be at least 1"),
         ({"run_bytes": 0}, "run_bytes is 0"),
