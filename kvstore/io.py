@@ -8,6 +8,7 @@ from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import Protocol
 
+_LONGEST_WAIT_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
@@ -129,7 +130,8 @@ class IoThreads:
                 if self._closed and not deadlines:
                     return
                 self._alarm_at = min(deadlines, default=inf)
-                self._alarm.wait(max(0.0, self._alarm_at - monotonic()) if deadlines else None)
+                # A deadline may be infinite, which wait() does not take.
+                self._alarm.wait(min(max(0.0, self._alarm_at - monotonic()), _LONGEST_WAIT_S) if deadlines else None)
                 now = monotonic()
                 late = self._take_late(self._loads, now) + self._take_late(self._stores, now)
                 overran = [job for job, told in self._running.items() if not told and job.deadline < now]

@@ -35,7 +35,7 @@ class Loads:
         seal: Seal,
         counters: Counters,
         breaker: Breaker,
-        on_bad: Callable[[Key, Location, Flaw | None], None],
+        on_bad: Callable[[Key, Location, bool], None],
         *,
         slot_bytes: int,
         run_bytes: int,
@@ -43,7 +43,7 @@ class Loads:
     ) -> None:
         """
         Args:
-            on_bad: Told key, location and flaw of blocks that are not what the index says; no flaw: unreadable.
+            on_bad: Told key and location of blocks that could not be loaded, and whether it is for good.
             run_bytes: Most bytes that one thread is given at once.
             call_bytes: Most bytes in one call of the kernel.
         """
@@ -104,7 +104,8 @@ class _LoadRun:
             self._verify = True  # or one part of it was bad, which the other parts can tell
             bad = [still for block, _ in bad for still in self._read([block], bounce)]
         for block, flaw in bad:
-            loads.on_bad(block[2], block[0], flaw)
+            # A MAC may be wrong because this process has the wrong secret.
+            loads.on_bad(block[2], block[0], flaw != Flaw.MAC)
             self._miss([block], flaw)
         loads.counters.loaded(len(self._good), self._moved_bytes, monotonic() - began)
         self._transfer.settle_all(self._good, True, self._moved_bytes)
@@ -179,10 +180,14 @@ class _LoadRun:
     def _failed(self, wanted: list[Wanted], error: OSError) -> None:
         loads = self._loads
         gone = isinstance(error, FileNotFoundError)
-        if not gone:
+        if gone:
+            loads.breaker.succeeded()  # it did answer
+        else:
             loads.breaker.failed()
+        # A slot that alone cannot be read is lost, unless so many are that it is the disk.
+        lost = gone or (error.errno == errno.EIO and len(wanted) == 1 and not loads.breaker.is_open())
         for location, _, key, _ in wanted:
-            loads.on_bad(key, location, Flaw.GENERATION if gone else None)
+            loads.on_bad(key, location, lost)
         timed_out = error.errno == errno.ETIMEDOUT
         self._miss(wanted, Miss.ABSENT if gone else Miss.TIMEOUT if timed_out else Miss.ERROR)
 

@@ -1,7 +1,8 @@
 """The thread by which blocks become visible: it appends to our journal, and folds all journals into the index."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Condition, Thread
 from time import monotonic
 from typing import NamedTuple
@@ -84,10 +85,7 @@ class Publisher:
                 round_number = self._begun
                 publications, self._waiting = self._waiting, []
                 closing = self._closed
-            try:
-                self._round(publications)
-            except Exception:
-                _log.exception("kv store: publishing ended in an error of the program; its transfers stay overdue")
+            self._round(publications)
             due = monotonic() + self._interval_s
             with self._changed:
                 self._ended = round_number
@@ -97,12 +95,24 @@ class Publisher:
 
     def _round(self, publications: list[Publication]) -> None:
         records = [record for publication in publications for record in publication.records]
-        kept = self._append(records) if records else 0
-        applied = self._fold()
-        if applied.superseded:
-            self._append(applied.superseded)
-        self._each_round()
+        kept = 0
+        with self._survived():
+            kept = self._append(records) if records else 0
+            applied = self._fold()
+            if applied.superseded:
+                self._append(applied.superseded)
         for publication in publications:
             of_these = min(kept, len(publication.records))
             kept -= of_these
-            publication.done(of_these)
+            with self._survived():
+                publication.done(of_these)
+        with self._survived():
+            self._each_round()
+
+    @contextmanager
+    def _survived(self) -> Iterator[None]:
+        """Nothing is published any more once this thread has ended."""
+        try:
+            yield
+        except Exception:
+            _log.exception("kv store: publishing ended in an error of the program")

@@ -20,7 +20,7 @@ from deepinfer_kvstore.gc import Collector
 from deepinfer_kvstore.gc_lease import GcLease
 from deepinfer_kvstore.gc_thread import GcThread
 from deepinfer_kvstore.geometry import Geometry
-from deepinfer_kvstore.header import Flaw, Seal
+from deepinfer_kvstore.header import Seal
 from deepinfer_kvstore.holdings import Holdings
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.io import IoThreads
@@ -115,7 +115,7 @@ class Store:
         self.options = options
         self.index = index
         self._backend = backend
-        self._clock_ms = clock_ms
+        self._clock_ms: Callable[[], int] = lambda: max(0, clock_ms())  # it may jump to before 1970
         self._geometry = geometry
         self._journals = JournalSet(places.journals, descriptor.digest())
         self._claims = Claims(
@@ -176,7 +176,9 @@ class Store:
         if self._load_breaker.is_open():
             return 0
         found = self.index.longest_prefix(keys)
-        return next((number for number in range(found) if keys[number] in self._suspects), found)
+        if self._suspects:
+            return next((number for number in range(found) if keys[number] in self._suspects), found)
+        return found
 
     def get(self, keys: Sequence[Key], buffers: Sequence[memoryview], *, timeout_s: float | None = None) -> Transfer:
         """Load blocks into `buffers`: writable, of the blocks' lengths, page-aligned if they are to be fast.
@@ -342,13 +344,13 @@ class Store:
             self._counters.missed(reason, len(numbers))
             transfer.settle_all(numbers, False)
 
-    def _bad(self, key: Key, location: Location, flaw: Flaw | None) -> None:
-        """Promise a block that is not there no more: for good if the slot says so, else for a while.
+    def _bad(self, key: Key, location: Location, for_good: bool) -> None:
+        """Promise a block that could not be loaded no more: nobody, if it is lost for good; else not here, for a while.
 
-        A MAC may be wrong because this process has the wrong secret, so it removes nothing.
+        A lost block that stayed in the index could never be stored again.
         """
         self._suspects.add(key)
-        if flaw not in (None, Flaw.MAC):
+        if for_good:
             self._publish([Record.delete(key, location)])
 
     def _trust(self, keys: Sequence[tuple[int, Key]], stored: Sequence[bool]) -> None:

@@ -12,7 +12,7 @@ from deepinfer_kvstore.geometry import HEADER_BYTES, PAGE_BYTES
 from deepinfer_kvstore.header import Seal
 from deepinfer_kvstore.holdings import Holdings
 from deepinfer_kvstore.io import IoThreads
-from deepinfer_kvstore.keys import Key
+from deepinfer_kvstore.keys import KEY_BYTES, Key
 from deepinfer_kvstore.loads import MAX_SLOTS_PER_CALL
 from deepinfer_kvstore.publisher import Publication, Publisher
 from deepinfer_kvstore.record import Op, Record
@@ -20,6 +20,8 @@ from deepinfer_kvstore.slabs import OpenSlabs, slab_name
 from deepinfer_kvstore.slots import Run
 from deepinfer_kvstore.stats import Counters, Drop
 from deepinfer_kvstore.transfer import Transfer
+
+PARENT_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,16 @@ class Put:
     """First 8 bytes of the hash of the block before it in the chain; zeros for the first block."""
     depth: int
     """Tokens from the start of the sequence to the end of this block."""
+
+    def __post_init__(self) -> None:
+        """Raises:
+        ValueError: what no header could hold.
+        """
+        if len(self.key) != KEY_BYTES or len(self.parent) != PARENT_BYTES or not 0 <= self.depth < 1 << 32:
+            raise ValueError(
+                f"key of {len(self.key)} bytes (must be {KEY_BYTES}), parent of {len(self.parent)} ({PARENT_BYTES}),"
+                f" depth {self.depth} (less than 2**32)"
+            )
 
 
 class Labels(NamedTuple):
@@ -179,6 +191,7 @@ class _StoreRun:
             rest = bounce[at : at + stores.slot_bytes - whole]
             at += len(rest)
             rest[: length - whole] = put.buffer[whole:]
+            rest[length - whole : -HEADER_BYTES] = bytes(len(rest) - (length - whole) - HEADER_BYTES)
             stores.seal.write(rest[-HEADER_BYTES:], put.key, entry, put.buffer)
             buffers += (put.buffer[:whole], rest) if whole else (rest,)
             records.append(Record(Op.PUT, put.key, entry))

@@ -33,6 +33,9 @@ class Suspects:
             with self._lock:
                 self._until.pop(key, None)
 
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
     def __contains__(self, key: Key) -> bool:
         if not self._until:
             return False

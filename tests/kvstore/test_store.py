@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
 from deepinfer_kvstore.retention import Retention
 from deepinfer_kvstore.store import Put, Store
-from store_case import PAYLOAD, SLAB_SLOTS, SLOT, get, key, open_store, payload, put
+from store_case import PAYLOAD, SLAB_SLOTS, SLOT, aligned, get, key, open_store, payload, put
 
 LAX = Retention(low=0.96, high=0.97, hard=0.98)
 """Nothing is collected."""
@@ -148,3 +149,65 @@ def test_slabs_of_writers_that_ended_are_taken_over_when_slots_are_wanting(tmp_p
     again = open_store(tmp_path, slabs=3, retention=LAX)
     assert get(again, range(1000, 1000 + stored)) == [payload(n) for n in range(1000, 1000 + stored)]
     again.close()
+
+
+def test_clocks_that_jump_change_no_byte(tmp_path: Path) -> None:
+    times = iter([10**12, -5, 1 << 62, 0, 10**12])
+    store = open_store(tmp_path, clock_ms=lambda: next(times), collect_interval_s=None)
+    for number in range(4):
+        assert put(store, [number]) == [True]
+    store.touch([key(n) for n in range(4)])
+    store.sync()
+    assert get(store, range(4)) == [payload(n) for n in range(4)]
+    store.close()
+    again = open_store(tmp_path, clock_ms=lambda: -1, collect_interval_s=None)
+    assert get(again, range(4)) == [payload(n) for n in range(4)]
+    again.close()
+
+
+def test_a_slot_holds_nothing_of_other_blocks(tmp_path: Path) -> None:
+    """Gaps are zeros: neither pieces of a shorter block's predecessor nor of other requests."""
+    store = open_store(tmp_path, io_threads=1)
+    put(store, [1], lambda n: b"\xff" * PAYLOAD)
+    put(store, [2], lambda n: b"\xee" * 10)
+    store.close()
+    (slab,) = (tmp_path / "root").glob("*/slabs/*.slab")
+    first, second = slab.read_bytes()[:SLOT], slab.read_bytes()[SLOT : 2 * SLOT]
+    assert first[PAYLOAD : SLOT - 512] == bytes(SLOT - 512 - PAYLOAD)
+    assert second[10 : SLOT - 512] == bytes(SLOT - 522) and b"\xff" * 100 not in second
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"key": b"short"}, {"parent": b""}, {"parent": bytes(32)}, {"depth": -1}, {"depth": 1 << 32}]
+)
+def test_a_put_that_no_header_could_hold_is_refused(wrong: dict[str, Any]) -> None:
+    fields = {"key": key(1), "buffer": memoryview(b"x"), "parent": bytes(8), "depth": 64}
+    with pytest.raises(ValueError, match="must be 34"):
+        Put(**{**fields, **wrong})
+
+
+def test_a_get_without_deadline(store: Store) -> None:
+    put(store, [1])
+    buffer = aligned(PAYLOAD)
+    transfer = store.get([key(1)], [buffer], timeout_s=float("inf"))
+    assert transfer.wait(30) and transfer.results() == [True] and not transfer.overdue()
+    assert get(store, [1]) == [payload(1)]
+
+
+def test_buffers_of_other_shapes(store: Store) -> None:
+    sent = memoryview(payload(1)).cast("I").cast("B").cast("I", [PAYLOAD // 8, 2])
+    transfer = store.put([Put(key(1), sent, bytes(8), 64)])
+    assert transfer.wait(30) and transfer.results() == [True]
+    got = aligned(PAYLOAD).cast("d")
+    transfer = store.get([key(1)], [got])
+    assert transfer.wait(30) and transfer.results() == [True] and got.tobytes() == payload(1)
+
+
+def test_no_blocks(store: Store) -> None:
+    assert store.get([], []).done() and store.put([]).done()
+    assert store.contains([]) == [] and store.longest_prefix([]) == 0
+
+
+def test_a_block_put_twice_at_once_is_stored_once(store: Store) -> None:
+    assert put(store, [5, 5, 6, 5]) == [True] * 4
+    assert store.stats().stores == 2 and store.stats().duplicates == 2

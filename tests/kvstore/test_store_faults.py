@@ -84,16 +84,33 @@ def test_one_bad_sector_is_one_miss(tmp_path: Path, disk: FaultyBackend) -> None
     store.close()
 
 
-def test_what_could_not_be_read_is_not_promised_again(tmp_path: Path, disk: FaultyBackend) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_what_could_not_be_read_is_not_promised_again_until_it_is_stored_again(
+    tmp_path: Path, disk: FaultyBackend, number: int
+) -> None:
     """An engine that is promised the block at every step would try for ever. # vllm#49176, LMCache#1690"""
     store = open_store(tmp_path, backend=disk)
     put(store, range(4))
-    disk.before = fails("readv")
+    disk.before = fails("readv", number=number)
     assert get(store, [2]) == [None]
     keys = [key(n) for n in range(4)]
     assert store.contains(keys) == [True, True, False, True] and store.longest_prefix(keys) == 2
+    store.sync(30)
+    # What cannot be read is lost. What could not be reached is still there.
+    assert store.index.contains(keys) == [True, True, number != errno.EIO, True]
     disk.before = fails()
     assert put(store, [2]) == [True]
+    assert store.contains(keys) == [True] * 4 and get(store, range(4)) == [payload(n) for n in range(4)]
+    store.close()
+
+
+def test_a_disk_that_cannot_be_read_at_all_loses_few_blocks(tmp_path: Path, disk: FaultyBackend) -> None:
+    store = open_store(tmp_path, backend=disk, breaker_failures=5, breaker_pause_s=60)
+    put(store, range(SLAB_SLOTS))
+    disk.before = fails("readv")
+    assert get(store, range(SLAB_SLOTS)) == [None] * SLAB_SLOTS
+    store.sync(30)
+    assert store.index.contains([key(n) for n in range(SLAB_SLOTS)]).count(False) == 4
     store.close()
 
 
