@@ -10,7 +10,7 @@ the block was used nobody can say, so it goes first, and as slowly as blocks exp
 """
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from heapq import nsmallest
 from itertools import pairwise
@@ -130,13 +130,11 @@ class Forest:
 
     def _parents_of(self, block: int, start: int, end: int) -> Iterable[int]:
         """The block before `block`: none where it is not here, several where hashes agree in 8 bytes."""
-        parent, hashes = self._parents[block], self._hashes
-        found = bisect_left(hashes, parent, start, end)
-        if found == end or hashes[found] != parent or not parent:
-            return ()
-        depth = self._depths[block]
-        twins = range(found, bisect_right(hashes, parent, found, end))
-        return [twin for twin in twins if self._depths[twin] < depth]
+        parent, hashes, depths = self._parents[block], self._hashes, self._depths
+        first = last = bisect_left(hashes, parent, start, end) if parent else end
+        while last < end and hashes[last] == parent:
+            last += 1
+        return [found for found in range(first, last) if depths[found] < depths[block]]
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         """Where the blocks of each schema begin and end."""

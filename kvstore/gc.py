@@ -26,7 +26,7 @@ SCAN_BLOCKS = 1024
 """Blocks read in one transaction of the index: LMDB keeps no page alive for longer than that."""
 DELETE_BLOCKS = 512
 """Blocks deleted at once, between two looks at the lease."""
-PASS_BLOCKS = 1 << 16
+PASS_BLOCKS = 1 << 19
 """Most blocks that one pass evicts: their choice is sorted in memory."""
 SCAN_PAUSE_SECONDS = 60.0
 """Least time between two passes that look for expired blocks only,"""
@@ -120,7 +120,7 @@ class Collector:
         evictions = forest.evictions(
             blocks, self._expired_blocks(fill.capacity_blocks) if leads else 0, need.blocks if need else 0
         )
-        evicted = delete(self._index, self._append, evictions, may)
+        evicted = delete(self._index, self._append, evictions, may, self._pace)
         self._credit -= (evicted["expired"] + evicted["clock"]) / fill.capacity_blocks
         self._sync()
         took = self._clock() - began
@@ -166,7 +166,11 @@ class Collector:
 
 
 def delete(
-    index: Index, append: Callable[[Sequence[Record]], object], evictions: Sequence[Eviction], may: Callable[[], bool]
+    index: Index,
+    append: Callable[[Sequence[Record]], object],
+    evictions: Sequence[Eviction],
+    may: Callable[[], bool],
+    pace: Pace,
 ) -> Counter[str]:
     """Append the deletion of blocks that come before those they follow; how many, by reason.
 
@@ -182,7 +186,7 @@ def delete(
             break
         records: list[Record] = []
         reasons: Counter[str] = Counter()
-        for short_key, touched_ms, reason in evictions[start : start + DELETE_BLOCKS]:
+        for short_key, touched_ms, reason in pace.over(evictions[start : start + DELETE_BLOCKS]):
             found = index.entries(short_key, 1)
             if not found or not found[0][0].startswith(short_key):
                 continue
@@ -212,17 +216,18 @@ def purge(
     Raises:
         OSError: the journal cannot be written.
     """
-    purged = 0
+    purged, pace = 0, Pace()
     sync()
     while True:
-        forest, chosen = Forest(0, Pace()), bytearray()
+        forest, chosen = Forest(0, pace), bytearray()
         after: Key | None = None
         while found := index.entries(after, SCAN_BLOCKS):
             for key, entry in found:
                 forest.add(key, entry)
                 chosen.append(match(key, entry))
             after = found[-1][0]
-        gone = delete(index, append, forest.with_those_after(chosen, "purge"), lambda: True).total()
+        evictions = forest.with_those_after(chosen, "purge")
+        gone = delete(index, append, evictions, lambda: True, pace).total()
         sync()
         if not gone:  # a deleted block's place may be taken by another writer's copy
             return purged
