@@ -1,8 +1,8 @@
 """Processes put, get, pin, collect and die on one small store whose files are damaged meanwhile; any wrong byte fails.
 
-What a block holds follows from its key, so every reader can tell. Writers and a collector are killed with -9 at random
-and started again; bits of slabs and journals are flipped, journals torn, slabs and indexes removed. Blocks may be
-missed, and never be wrong; disk use keeps to its limit; no process ends by itself.
+What a block holds follows from its key, so every reader can tell. Writers and a daemon are killed with -9 at random and
+started again; bits of slabs and journals are flipped, journals torn, slabs and indexes removed, small files filled with
+noise. Blocks may be missed, and never be wrong; disk use keeps to its limit; no process ends by itself.
 
 Example: python tests/soak/kvstore.py --minutes 5
 """
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deepinfer_kvstore.daemon import DaemonOptions, serve
 from deepinfer_kvstore.descriptor import Descriptor, Group
 from deepinfer_kvstore.keys import Key, make_key
 from deepinfer_kvstore.options import StoreOptions
@@ -145,7 +146,7 @@ class Worker:
 
 @dataclass
 class Soak:
-    """The processes, and what is done to them and their files."""
+    """The processes, numbered from 0, and what is done to them and their files."""
 
     root: Path
     scratch: Path
@@ -157,17 +158,13 @@ class Soak:
     most_slab_bytes: int = 0
 
     def start(self, number: int) -> None:
-        """Start writer `number`. Writers share two indexes, as those of two nodes would."""
+        """Start writer `number`, or the daemon in place of the last. They share two indexes, as on two nodes."""
         self.started += 1
-        self.running[number] = subprocess.Popen(
-            [
-                sys.executable, __file__, "--worker",
-                str(self.root), str(self.index(number)), str(self.scratch / f"{self.started}.json"),
-                str(self.random.getrandbits(32)),
-            ],
-            stderr=(self.scratch / f"{self.started}.err").open("w"),
-            text=True,
-        )  # fmt: skip
+        place = [str(self.root), str(self.index(number))]
+        out, seed = str(self.scratch / f"{self.started}.json"), str(self.random.getrandbits(32))
+        role = ["--daemon", *place] if number == self.writers else ["--worker", *place, out, seed]
+        with (self.scratch / f"{self.started}.err").open("w") as errors:
+            self.running[number] = subprocess.Popen([sys.executable, __file__, *role], stderr=errors, text=True)
 
     def index(self, number: int) -> Path:
         """The index directory of writer `number`."""
@@ -185,10 +182,10 @@ class Soak:
         """
         harms: list[tuple[Callable[[], None], int]] = [
             (self.kill, 6), (self.flip_slab, 12), (self.flip_journal, 3), (self.tear_journal, 2),
-            (self.remove_slab, 1), (self.remove_index, 1),
+            (self.remove_slab, 1), (self.remove_index, 1), (self.fill_with_noise, 1),
         ]  # fmt: skip
         began = shown = time.monotonic()
-        for number in range(self.writers):
+        for number in range(self.writers + 1):
             self.start(number)
         while time.monotonic() - began < seconds:
             time.sleep(self.random.uniform(0.05, 0.5))
@@ -209,7 +206,7 @@ class Soak:
         for number, process in list(self.running.items()):
             if process.poll() is not None:
                 self.ended(number, process)
-                sys.exit(f"soak: writer {number} ended by itself")
+                sys.exit(f"soak: process {number} ended by itself")
         used = len(self.namespace("slabs", "*.slab")) * SLAB_BYTES
         self.most_slab_bytes = max(self.most_slab_bytes, used)
         if used > CAPACITY_BYTES:
@@ -223,10 +220,10 @@ class Soak:
         """
         if process.returncode not in (0, -signal.SIGKILL, -signal.SIGTERM):  # the last while it started
             errors = "".join(path.read_text() for path in sorted(self.scratch.glob("*.err")))
-            sys.exit(f"soak: writer {number} ended with {process.returncode}\n{errors[-4000:]}")
+            sys.exit(f"soak: process {number} ended with {process.returncode}\n{errors[-4000:]}")
 
     def kill(self) -> None:
-        number = self.random.randrange(self.writers)
+        number = self.random.randrange(self.writers + 1)
         process = self.running[number]
         process.kill()
         process.wait()
@@ -270,6 +267,12 @@ class Soak:
         shutil.rmtree(self.index(self.random.randrange(2)), ignore_errors=True)
         self.counts["indexes removed"] += 1
 
+    def fill_with_noise(self) -> None:
+        """The lease of collection or the quota: what nothing but speed may depend on."""
+        path = self.root / DESCRIPTOR.directory / self.random.choice(("gc.lease", "quota.json"))
+        path.write_bytes(self.random.randbytes(self.random.randint(0, 100)))
+        self.counts["noise"] += 1
+
     def summary(self) -> str:
         """Sums of all writers, and of what was done to them."""
         sums = Counter(self.counts)
@@ -302,10 +305,15 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=3, help="processes that read and write (default: 3)")
     parser.add_argument("--seed", type=int, default=None, help="of the harm that is done (default: another each time)")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--daemon", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         root, index_dir, out, seed = args.worker
         Worker(Path(root), Path(index_dir), Path(out), int(seed)).run()
+        return
+    if args.daemon:
+        root, index_dir = map(Path, args.daemon)
+        serve(DaemonOptions(root, roles=("index", "gc"), index_dir=index_dir), lambda _: None)
         return
     if args.minutes <= 0 or args.writers < 1:
         parser.error("--minutes must be above 0 and --writers at least 1")
