@@ -63,11 +63,14 @@ class Slots:
             states = self._states.get((writer, slab))
             if states is None or _TAKEN in states:
                 return False
-            del self._states[writer, slab], self._generations[writer, slab], self._free[writer, slab]
-            self._resting = deque(item for item in self._resting if item[1] != (writer, slab))
-            if self._current == (writer, slab):
-                self._current = None
+            self._forget((writer, slab))
             return True
+
+    def lose(self, writer: int, slab: int) -> None:
+        """Forget a slab that somebody has removed, whatever it held."""
+        with self._lock:
+            if (writer, slab) in self._states:
+                self._forget((writer, slab))
 
     def take(self, count: int) -> list[Run]:
         """Up to `count` free slots, in few runs; fewer when there are no more."""
@@ -93,7 +96,9 @@ class Slots:
     def fill(self, location: Location) -> None:
         """Say which block a taken slot holds."""
         with self._lock:
-            self._generations[location.writer, location.slab][location.slot] = location.generation
+            generations = self._generations.get((location.writer, location.slab))
+            if generations is not None:  # else the slab was lost meanwhile
+                generations[location.slot] = location.generation
 
     def retire(self, location: Location) -> bool:
         """Free a slot after quarantine; False if it does not hold the block of that generation (any more)."""
@@ -143,6 +148,12 @@ class Slots:
             self._release()
             free, resting = sum(self._free.values()), len(self._resting)
             return free, sum(map(len, self._states.values())) - free - resting, resting
+
+    def _forget(self, slab: SlabId) -> None:
+        del self._states[slab], self._generations[slab], self._free[slab]
+        self._resting = deque(item for item in self._resting if item[1] != slab)
+        if self._current == slab:
+            self._current = None
 
     def _release(self) -> None:
         if not self.hold_rested:

@@ -200,6 +200,9 @@ class _StoreRun:
                 slab.writev(run.first, buffers)
                 if stores.fsync:
                     slab.sync()
+        except FileNotFoundError:  # somebody has removed the slab; the disk is not to blame
+            holdings.slots.lose(run.writer, run.slab)
+            return stores.drop(puts, Drop.ERROR)
         except OSError:
             stores.breaker.failed()
             holdings.slots.give_back(run)

@@ -1,4 +1,4 @@
-"""What a writer does for the space its slabs take: gives back empty ones, punches freed slots, buries the dead.
+"""What a writer does for its slabs: gives back empty ones, punches freed slots, buries the dead, misses the lost.
 
 Run now and then on the thread that collects. Nothing here is in the way of a put or a get.
 """
@@ -54,6 +54,7 @@ class Upkeep:
         self._sweep_at = clock() + SWEEP_SECONDS
         self._press_at = 0.0
         self._left_empty: set[SlabId] = set()
+        self._missing: set[SlabId] = set()
 
     def step(self) -> None:
         """To be called about once a second.
@@ -72,7 +73,9 @@ class Upkeep:
             self._slabs.forget(name)
         if self._clock() >= self._sweep_at:
             self._sweep_at = self._clock() + SWEEP_SECONDS
-            self._sweep(holdings.owners())
+            found = set(filter(None, map(parse_slab_name, self._backend.names())))
+            self._lose(holdings, found)
+            self._sweep(found, holdings.owners())
 
     def _punch(self, holdings: Holdings, runs: list[Run]) -> None:
         """Give the storage of slots back, and then free them."""
@@ -84,9 +87,17 @@ class Upkeep:
             for run in runs:
                 holdings.slots.give_back(run)
 
-    def _sweep(self, own: Collection[int]) -> None:
+    def _lose(self, holdings: Holdings, found: set[SlabId]) -> None:
+        """Forget slabs of ours that somebody has removed, seen so twice: an open file would take blocks for ever."""
+        missing = {slab for slab in holdings.slots.slabs() if slab not in found}
+        again, self._missing = missing & self._missing, missing
+        for slab in again:
+            _log.warning("kv store: %s is gone, and what it held", slab_name(*slab))
+            holdings.slots.lose(*slab)
+            self._slabs.forget(slab_name(*slab))
+
+    def _sweep(self, found: set[SlabId], own: Collection[int]) -> None:
         """Remove slabs that dead writers left without blocks, seen so twice: an index may just be rebuilt."""
-        found = set(filter(None, map(parse_slab_name, self._backend.names())))
         empty = {slab for slab in found if slab[0] not in own and not self._index.slots_of(*slab)}
         if self._index.needs_rebuild:
             empty = set()

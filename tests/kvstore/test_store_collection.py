@@ -230,3 +230,28 @@ def test_slabs_that_a_dead_writer_left_empty_are_removed(tmp_path: Path, monkeyp
     assert put(lives, [300]) == [True], "its slab is still there"
     lives.close()
     store.close()
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_slab_that_somebody_removes_is_forgotten_and_storing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    """Else an open file takes blocks that no other process can read, or puts fail until the store is reopened."""
+    monkeypatch.setattr("deepinfer_kvstore.upkeep.SWEEP_SECONDS", 0.1)
+    store = open_store(tmp_path, slabs=4, collect_interval_s=0.02 if is_open else None)
+    put(store, range(8))
+    (slab,) = (tmp_path / "root").glob("*/slabs/*.slab")
+    slab.unlink()
+    if is_open:
+        assert eventually(lambda: store._held().slots.slabs() == [])
+    else:
+        store._slabs.forget(slab.name)
+        assert put(store, [8]) == [False]
+        assert store.stats().dropped == {"error": 1}
+    assert put(store, range(10, 20)) == [True] * 10
+    other = open_store(tmp_path, index_dir=tmp_path / "other")
+    assert get(other, range(20)) == [None] * 10 + [payload(n) for n in range(10, 20)]
+    assert put(other, range(8)) == [True] * 8, "they are no longer said to be there"
+    assert get(other, range(8)) == [payload(n) for n in range(8)]
+    store.close()
+    other.close()
