@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from threading import Thread
 from time import monotonic
 
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.journal import JournalWriter
 from deepinfer_kvstore.journal_set import is_journal, scan
+from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.record import RECORD_BYTES, JournalName
 
 MIN_RECORDS = 1 << 16
@@ -24,6 +26,10 @@ MAX_FILES = 16
 """A writer may have so many: each costs every reader a system call at every look."""
 PAUSE_SECONDS = 60.0
 """Between two looks at whether it is worthwhile."""
+
+SHARE = 0.1
+"""Of the time, beside an engine that decodes in the same process."""
+_BATCH = 256
 
 _log = logging.getLogger(__name__)
 
@@ -79,19 +85,21 @@ class Compactor:
         records = self._journal.records + sum(closed.values()) // RECORD_BYTES
         return records >= MIN_RECORDS + 2 * self._kept or len(closed) >= MAX_FILES
 
-    def compact(self, dead: Collection[int] = ()) -> Compacted:
-        """Compact the writer's journals, and with them those of the `dead` writers.
+    def compact(self, dead: Collection[int] = (), share: float = 1.0) -> Compacted:
+        """Compact the writer's journals, and with them those of the `dead` writers, in a `share` of the time.
 
         Raises:
             OSError: a journal cannot be read, or ours not be written. No file is removed then.
         """
+        pace = Pace(share)
         journal = self._journal
         if journal.records:
             journal.rotate()
         closed = self._closed(dead)
         read = kept = 0
         for name in closed:
-            for records in scan(journal.directories, name):
+            found = pace.over(record for piece in scan(journal.directories, name) for record in piece)
+            while records := list(islice(found, _BATCH)):
                 left = self._index.condense(records)
                 if not self._held():
                     raise OSError(f"journal {journal.name}: another process has the writer's identity")
@@ -108,7 +116,7 @@ class Compactor:
 
     def _compact_or_warn(self, dead: Collection[int]) -> None:
         try:
-            done = self.compact(dead)
+            done = self.compact(dead, SHARE)
         except OSError as error:
             _log.warning("kv store: journal %s: not compacted: %s", self._journal.name, error)
         else:

@@ -52,8 +52,8 @@ def condense(record: Record, transaction: Any, databases: dict[bytes, Any]) -> R
     if not packed or _slot_of(Entry.unpack(packed).location) != slot:
         packed = transaction.get(stored + slot, db=databases[b"rivals"])
     known = Entry.unpack(packed or b"")
-    last, longest = record.entry.touched_ms == known.touched_ms, record.entry.ttl_class == known.ttl_class
-    if record.op == Op.PUT or last or (longest and known.ttl_class):
+    last, longest = record.entry.touched_ms >= known.touched_ms, record.entry.ttl_class >= known.ttl_class
+    if record.op == Op.PUT or last or (longest and record.entry.ttl_class):
         return record._replace(entry=_touched(record.entry, known.touched_ms, known.ttl_class))
     return None
 

@@ -73,6 +73,15 @@ def test_an_index_that_is_behind_drops_nothing_that_counts(directory: Path, inde
     assert fresh(directory) == before
 
 
+def test_a_use_that_the_index_has_not_heard_of_is_kept(directory: Path, index: Index) -> None:
+    journal = write(directory, [put(1)])
+    index.sync(JournalSet([directory], NAMESPACE))
+    journal.append([touch(put(1), 1, ttl=3)])
+    Compactor(journal, index).compact()
+    ((_, entry),) = fresh(directory)
+    assert (entry.touched_ms, entry.ttl_class) == (put(1).entry.touched_ms, 3)
+
+
 def test_only_own_and_named_dead_journals_are_taken(directory: Path, index: Index) -> None:
     write(directory, [put(1, writer=1)], writer=1, epoch=1)
     alive = write(directory, [put(2, writer=2)], writer=2)
