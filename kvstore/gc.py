@@ -121,7 +121,7 @@ class Collector:
             blocks, self._expired_blocks(fill.capacity_blocks) if leads else 0, need.blocks if need else 0
         )
         evicted = delete(self._index, self._append, evictions, may, self._pace)
-        self._credit -= (evicted["expired"] + evicted["clock"]) / fill.capacity_blocks
+        self._credit = max(0.0, self._credit - (evicted["expired"] + evicted["clock"]) / fill.capacity_blocks)
         self._sync()
         took = self._clock() - began
         self._scan_at = self._clock() + max(SCAN_PAUSE_SECONDS, SCAN_PAUSE_SHARE * took)

@@ -121,7 +121,7 @@ class Retention:
         """
         if ttl_class not in self.numbers:
             raise StoreConfigError(
-                f"class {ttl_class!r} has no time to live: one of {sorted(self.numbers)}, or name it with --ttl"
+                f"class {ttl_class!r} has no time to live: one of {sorted(self.numbers)}, or name it in retention.ttl"
             )
         return self.numbers[ttl_class]
 

@@ -310,3 +310,27 @@ def test_purging_reaches_the_copies_of_other_writers(make: Make) -> None:
     gone = purge(space.index, append=space.own.append, sync=space.sync, match=lambda key, entry: entry.tenant == 8)
     assert gone == 2 and space.held(keys) == [False]
     assert space.index.totals().slots == 0
+
+
+def test_what_has_to_go_for_space_does_not_use_up_the_ration_of_later_hours(make: Make) -> None:
+    space = make(100)
+    for number in range(90):
+        space.put([f"old-{number}"], ttl_number(3 * DAY))
+    space.pass_time(4 * DAY)
+    assert space.collector.step().evicted == {"expired": 10}
+    space.pass_time(HOUR)
+    assert space.collector.step().evicted == {"expired": 4}  # 1/24 of 100
+
+
+def test_a_writer_in_need_is_helped_without_the_lease_and_below_every_mark(make: Make) -> None:
+    space = make(1000)
+    old = space.put(["old-1", "old-2"])
+    space.pass_time(1)
+    other = space.put(["other"])
+    assert GcLease(space.directory, 3600).hold()
+    assert space.collector.step() == gc.Collected()
+    space.collector._need = lambda: gc.Need([1], 1)
+    assert space.collector.step().evicted == {"space": 1}
+    assert space.held([*old, *other]) == [True, False, True]
+    space.collector._need = lambda: gc.Need([99], 2)  # one that owns nothing yet
+    assert space.collector.step().evicted == {"space": 2}

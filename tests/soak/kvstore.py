@@ -270,8 +270,9 @@ class Soak:
     def fill_with_noise(self) -> None:
         """The lease of collection or the quota: what nothing but speed may depend on."""
         path = self.root / DESCRIPTOR.directory / self.random.choice(("gc.lease", "quota.json"))
-        path.write_bytes(self.random.randbytes(self.random.randint(0, 100)))
-        self.counts["noise"] += 1
+        if path.exists():
+            path.write_bytes(self.random.randbytes(self.random.randint(0, 100)))
+            self.counts["noise"] += 1
 
     def summary(self) -> str:
         """Sums of all writers, and of what was done to them."""
