@@ -41,7 +41,11 @@ class Case:
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    directory = tmp_path_factory.mktemp("dspark")
+    return make_case(tmp_path_factory.mktemp("dspark"))
+
+
+def make_case(directory: Path) -> Case:
+    """A checkpoint with draft layers whose drafts are often right."""
     write_checkpoint(directory, TextConfig(**{**SIZES, **TOPOLOGY, **DRAFT}).published("float32"), seed=3, shards=1)
     reference = load(directory)
     generator = torch.Generator().manual_seed(3)
