@@ -1,5 +1,6 @@
 """A namespace as an operator's command opens it: its index, journals and slabs, without engine, daemon or capacity."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +56,15 @@ class BareNamespace:
         """A function that appends to the journals, under an identity claimed for the time.
 
         Raises:
+            StoreConfigError: the namespace is another user's, whose engines could not read this journal.
             OSError: the root cannot be written; from the function too, when not all records are in the journal.
         """
+        owner = self.places.namespace.stat().st_uid
+        if owner != os.geteuid():
+            raise StoreConfigError(
+                f"{self.places.namespace} belongs to user {owner}, whose engines cannot read what user {os.geteuid()}"
+                f" writes: run this as user {owner}"
+            )
         claims = Claims(
             self.places.writers, self.places.journals, self.descriptor.digest(), _NO_SLABS,
             lease_s=LEASE_SECONDS, shared=self.shared,

@@ -52,8 +52,8 @@ def ls_lines(report: Report) -> list[str]:
     return [
         f"{_head(report)}{len(report['blocks'])} blocks",
         *(
-            f"  {block['key']} {block['bytes']} B, {block['tokens']} tokens, used "
-            f"{duration((now_ms - block['touched_ms']) / 1000)} ago, tenant {block['tenant']}, {_place(block)}"
+            f"  {block['key']} {block['bytes']} B, {block['tokens']} tokens, "
+            f"{_used((now_ms - block['touched_ms']) / 1000)}, tenant {block['tenant']}, {_place(block)}"
             for block in report["blocks"]
         ),
     ]
@@ -82,6 +82,10 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.3g}{unit}"
     return f"{seconds:.0f}s"
+
+
+def _used(seconds_ago: float) -> str:
+    return f"used {duration(seconds_ago)} ago" if seconds_ago >= 0 else f"pinned for {duration(-seconds_ago)}"
 
 
 def _head(report: Report) -> str:

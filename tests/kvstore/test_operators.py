@@ -13,7 +13,9 @@ import pytest
 from deepinfer_kvstore.entry import Entry, Location
 from deepinfer_kvstore.header import HEADER_BYTES, Seal
 from deepinfer_kvstore.index import Index
+from deepinfer_kvstore.journal import JournalWriter
 from deepinfer_kvstore.journal_set import JournalSet
+from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.slabs import slab_name
 from deepinfer_kvstore.store import Put, Store, wall_ms
 from deepinfer_kvstore.tenants import tenant_tag
@@ -337,6 +339,29 @@ class Terminal:
 
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize("command", [["repair"], ["purge", "--all", "--yes"]])
+def test_what_engines_could_not_read_is_not_written(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    run(root, *command, code=1)
+    assert f"belongs to user {owner}" in capsys.readouterr().err
+    assert len(present(root)) == BLOCKS
+
+
+def test_pinned_blocks_are_listed_as_such(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = Index.open(root.parent / "index" / NAMESPACE, descriptor().digest(), root=str(root))
+    entry = index.get(key(5))
+    assert entry is not None
+    writer = JournalWriter([root / NAMESPACE / "journals"], 7, 1, descriptor().digest())
+    writer.append([Record.touch(key(5), entry, wall_ms() + HOUR_MS)])
+    writer.close()
+    index.close()
+    assert "pinned for 60m" in text(root, capsys, "ls", "--prefix", key(5).hex())
+    assert report(root, capsys, "stats")["ages"]["pinned"] == 1
 
 
 @pytest.mark.parametrize(
