@@ -34,6 +34,7 @@ LOOKUPS = 1024
 PAYLOAD_BYTES = 116_928
 SEED = "0"
 ROOT_HASH = none_hash(SEED)
+READING_SECONDS = 600
 _BATCH = 4096
 
 
@@ -90,7 +91,7 @@ class Store:
         self.keys: list[Key] = [make_key(0, found) for tokens in prompts for found in hasher.hashes(tokens)]
         rng = random.Random(block)
         self.keys += [make_key(0, rng.randbytes(32)) for _ in range(keys - len(self.keys))]
-        journal = JournalWriter([places.journals], 1, 1, self.descriptor.digest())
+        journal = JournalWriter(places.journals, 1, 1, self.descriptor.digest())
         for start in range(0, len(self.keys), _BATCH):
             journal.append([_put(number + start, key) for number, key in enumerate(self.keys[start : start + _BATCH])])
         journal.close()
@@ -108,10 +109,11 @@ def daemon(root: Path, directory: Path, keys: int) -> Iterator[tuple[Path, int]]
     command = [sys.executable, __file__, str(root), str(directory / "index"), str(socket), str(metrics)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     try:
+        deadline = time.monotonic() + READING_SECONDS
         while not (metrics.exists() and _known(metrics) >= keys):
-            if process.poll() is not None:
-                raise RuntimeError(f"the daemon ended with {process.returncode}")
-            time.sleep(0.5)
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the daemon has not read {keys} keys (exit code {process.poll()})")
+            time.sleep(0.2)
         yield socket, process.pid
     finally:
         process.terminate()
@@ -175,7 +177,9 @@ def anonymous_bytes(process: int) -> int:
 def _serve(root: str, index_dir: str, socket: str, metrics: str) -> None:
     from deepinfer_kvstore.daemon import DaemonOptions, serve
 
-    options = DaemonOptions(Path(root), index_dir=Path(index_dir), socket=Path(socket), metrics=("127.0.0.1", 0))
+    options = DaemonOptions(
+        Path(root), ("check", "index"), index_dir=Path(index_dir), socket=Path(socket), metrics=("127.0.0.1", 0)
+    )
 
     def started(daemon: Any) -> None:
         written = Path(metrics).with_suffix(".new")
