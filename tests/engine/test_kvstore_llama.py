@@ -248,14 +248,39 @@ def test_host_rows_for_less_than_one_prompt(checkpoint: Path, filled: tuple[Path
             assert answers[0] == filled[1] and answers[1] == filled[2]
 
 
-def test_what_vllm_reports(backend: EngineBackend, filled: tuple[Path, list[int], list[int]]) -> None:
+def test_what_vllm_reports(checkpoint: Path, filled: tuple[Path, list[int], list[int]]) -> None:
+    """Where a hit came from, the metrics, and events that say which tokens are in the store."""
+    from vllm.distributed.kv_events import BlockStored
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-    connector, sources = backend.scheduler.connector, []
-    ask_sources = connector.get_external_cache_hit_sources
-    connector.get_external_cache_hit_sources = lambda *a: sources.append(ask_sources(*a)) or sources[-1]
-    ask(backend, LONG)
+    events = {"enable_kv_cache_events": True, "publisher": "null"}
+    with engine_on(checkpoint, filled[0], kv_events_config=events) as backend:
+        connector, sources, told = backend.scheduler.connector, [], []
+        ask_sources, take_events = connector.get_external_cache_hit_sources, connector.take_events
+
+        def kept_sources(*arguments: Any) -> Any:
+            sources.append(ask_sources(*arguments))
+            return sources[-1]
+
+        def kept_events() -> Any:
+            told.extend(events := list(take_events()))
+            return events
+
+        connector.get_external_cache_hit_sources, connector.take_events = kept_sources, kept_events
+        fresh = prompt(100, seed=61)
+        assert ask(backend, LONG)[1] == 288
+        backend._run([fresh], 4)
+        finish_stores(backend)
+        backend._run([fresh], 1)  # a step with a request, for vLLM to tell its counts
+        metrics = {metric.name: metric.value for metric in backend._llm.get_metrics() if "deepinfer_kv" in metric.name}
     assert sources == [{CacheHitSource.DISK: 288}]
+    payload = 32 * 2 * 64 * 4 * 2
+    assert metrics["vllm:deepinfer_kv_hit_tokens"] == 288
+    assert metrics["vllm:deepinfer_kv_load_bytes"] == 9 * payload
+    assert metrics["vllm:deepinfer_kv_store_bytes"] == 3 * payload
+    assert metrics["vllm:deepinfer_kv_used_bytes"] > 12 * payload
+    stored = [event for event in told if isinstance(event, BlockStored) and event.medium == "STORAGE"]
+    assert sorted(sum((event.token_ids for event in stored), [])) == sorted(fresh[:96])
 
 
 if __name__ == "__main__":
