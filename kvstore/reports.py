@@ -11,6 +11,7 @@ from deepinfer_kvstore.entry import Entry
 from deepinfer_kvstore.inspection import Orphan
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.operators import ages, disk_bytes, leases
+from deepinfer_kvstore.quota import Quota
 from deepinfer_kvstore.retention import ttl_seconds
 
 Report = dict[str, Any]
@@ -64,12 +65,15 @@ def stats(namespace: BareNamespace, progress: Progress | None) -> Report:
     places = namespace.places
     disks = [os.statvfs(directory) for directory in places.disks]
     writers = leases(namespace.places.writers, shared=namespace.shared)
+    quota = Quota.read(places.found("quota.json"))
     report = {
         **named(namespace),
         "keys": totals.keys,
         "bytes": totals.bytes,
         "slot_bytes": namespace.slot_bytes,
         "slots_used": totals.slots,
+        "capacity_bytes": quota.capacity_bytes if quota else None,
+        "used_bytes": totals.slots * namespace.slot_bytes,
         "slots": sum(namespace.slabs().values()),
         "slab_disk_bytes": disk_bytes(places.disks, "*.slab"),
         "journal_bytes": disk_bytes(places.journals, "*.log"),

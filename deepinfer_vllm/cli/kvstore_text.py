@@ -31,6 +31,7 @@ def stats_lines(report: Report) -> list[str]:
     """Sums, a line a subject."""
     lines = [
         f"{_head(report)}{report['keys']:,} blocks, {size(report['bytes'])}",
+        f"  capacity: {size(report['used_bytes'])} used{_of(report['used_bytes'], report['capacity_bytes'])}",
         f"  slots: {report['slots_used']:,} of {report['slots']:,} used, of {report['slot_bytes']:,} bytes",
         f"  disk: slabs {size(report['slab_disk_bytes'])}, journals {size(report['journal_bytes'])}, "
         f"{size(report['disk_free_bytes'])} of {size(report['disk_bytes'])} free",
@@ -82,6 +83,10 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.3g}{unit}"
     return f"{seconds:.0f}s"
+
+
+def _of(used: int, capacity: int | None) -> str:
+    return f" of {size(capacity)}, {used / capacity:.0%}" if capacity else ""
 
 
 def _used(seconds_ago: float) -> str:

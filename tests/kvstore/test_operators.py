@@ -244,6 +244,7 @@ def test_stats_are_sums_over_the_store(root: Path, capsys: pytest.CaptureFixture
     found = report(root, capsys, "stats")
     assert (found["keys"], found["bytes"]) == (BLOCKS, BLOCKS * PAYLOAD)
     assert (found["slots_used"], found["slots"], found["slot_bytes"]) == (BLOCKS, 2 * SLAB_SLOTS, SLOT)
+    assert (found["used_bytes"], found["capacity_bytes"]) == (BLOCKS * SLOT, 4 * SLAB_SLOTS * SLOT)
     assert found["tenants"] == {
         f"{tenant_tag('a'):08x}": {"keys": 12, "bytes": 12 * PAYLOAD},
         f"{tenant_tag('b'):08x}": {"keys": 8, "bytes": 8 * PAYLOAD},
@@ -252,7 +253,8 @@ def test_stats_are_sums_over_the_store(root: Path, capsys: pytest.CaptureFixture
     assert found["ages"] == {"1m": 0, "1h": 0, "1d": BLOCKS, "3d": 0, "7d": 0, "older": 0, "pinned": 0}
     assert found["slab_disk_bytes"] >= 2 * SLAB_SLOTS * SLOT
     assert "ages" not in report(root, capsys, "stats", "--no-ages")
-    assert "kept 3d: 20 blocks, 120 kB" in text(root, capsys, "stats")
+    printed = text(root, capsys, "stats")
+    assert "kept 3d: 20 blocks, 120 kB" in printed and "capacity: 164 kB used of 524 kB, 31%" in printed
 
 
 def test_ls_orders_filters_and_limits(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
