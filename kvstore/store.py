@@ -194,10 +194,10 @@ class Store:
         unequal: list[int] = []
         entries = self.index.get_many(keys)
         for number, (key, entry, buffer) in enumerate(zip(keys, entries, buffers, strict=True)):
-            if entry is None:
-                absent.append(number)
-            elif entry.length != buffer.nbytes:
-                unequal.append(number)
+            if entry is None or entry.length != buffer.nbytes:
+                # Perhaps a gap in its chain that a search for the longest prefix has passed over.
+                self._suspects.add(key)
+                (unequal if entry else absent).append(number)
             else:
                 flat = buffer.ndim == 1 and buffer.format == "B"
                 wanted.append((entry[0], number, key, buffer if flat else buffer.cast("B")))

@@ -162,11 +162,16 @@ class _StoreRun:
         except OSError:
             stores.breaker.failed()
             return stores.drop(puts, Drop.ERROR)
-        for run in runs:
-            self._write(holdings, run, puts[: run.slots], bounce)
-            puts = puts[run.slots :]
+        reason = Drop.FULL
+        for number, run in enumerate(runs):
+            some, puts = puts[: run.slots], puts[run.slots :]
+            if not self._write(holdings, run, some, bounce):  # what comes behind is of no use without it
+                for left in runs[number + 1 :]:
+                    holdings.slots.give_back(left)
+                reason = Drop.ERROR
+                break
         if puts:
-            stores.drop(puts, Drop.FULL)
+            stores.drop(puts, reason)
 
     def expire(self) -> None:
         self._stores.drop(self._puts, Drop.TIMEOUT)
@@ -174,8 +179,11 @@ class _StoreRun:
     def overran(self) -> None:
         self._stores.breaker.failed()
 
-    def _write(self, holdings: Holdings, run: Run, puts: list[Put], bounce: memoryview) -> None:
-        """Whole pages from the callers' buffers, the last part of each payload and its header from `bounce`."""
+    def _write(self, holdings: Holdings, run: Run, puts: list[Put], bounce: memoryview) -> bool:
+        """Whole pages from the callers' buffers, the last part of each payload and its header from `bounce`.
+
+        Returns whether they are written; else they are dropped.
+        """
         stores, labels = self._stores, self._labels
         began = monotonic()
         records: list[Record] = []
@@ -202,11 +210,13 @@ class _StoreRun:
                     slab.sync()
         except FileNotFoundError:  # somebody has removed the slab; the disk is not to blame
             holdings.slots.lose(run.writer, run.slab)
-            return stores.drop(puts, Drop.ERROR)
+            stores.drop(puts, Drop.ERROR)
+            return False
         except OSError:
             stores.breaker.failed()
             holdings.slots.give_back(run)
-            return stores.drop(puts, Drop.ERROR)
+            stores.drop(puts, Drop.ERROR)
+            return False
         stores.breaker.succeeded()
         seconds = monotonic() - began
 
@@ -219,3 +229,4 @@ class _StoreRun:
             stores.settle(puts[:kept], ok=True)
 
         stores.publisher.publish(Publication(records, published))
+        return True

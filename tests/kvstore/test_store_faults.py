@@ -394,3 +394,32 @@ def test_a_slab_made_anew_under_the_name_of_one_that_is_still_open(tmp_path: Pat
     assert reader.stats().misses == {}
     reader.close()
     writer.close()
+
+
+def test_a_gap_in_a_chain_is_promised_once(tmp_path: Path) -> None:
+    """A binary search passes over it. # vllm#49176"""
+    store = open_store(tmp_path)
+    put(store, range(8))
+    store.delete([key(2)])
+    assert store.sync(30)
+    keys = [key(n) for n in range(8)]
+    assert store.longest_prefix(keys) == 8, "it looked at others"
+    assert get(store, range(8)) == [payload(n) if n != 2 else None for n in range(8)]
+    assert store.longest_prefix(keys) == 2
+    put(store, [2])
+    assert store.longest_prefix(keys) == 8
+    store.close()
+
+
+def test_behind_a_write_that_failed_nothing_of_the_put_is_stored(tmp_path: Path, disk: FaultyBackend) -> None:
+    store = open_store(tmp_path, backend=disk, io_threads=1)
+    put(store, range(12))
+
+    def second_run(call: str, slab: str, slot: int) -> None:
+        if call == "writev" and slot == 12:
+            raise OSError(errno.EIO, "bad sector")
+
+    disk.before = second_run
+    assert put(store, range(20, 40)) == [False] * 20
+    assert store._held().slots.counts()[1] == 12 and store.stats().dropped == {"error": 20}
+    store.close()
