@@ -19,8 +19,8 @@ from deepinfer_kvstore.writer import Claims
 
 SWEEP_SECONDS = 30.0
 """Pause between two looks for slabs that dead writers left empty."""
-PRESSED_SECONDS = 60.0
-"""On a disk that is too full, all free slots are punched this often."""
+PRESSED_SLOTS = 1024
+"""On a disk that is too full, so many free slots are punched in each step, in turn; puts cannot have them meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,6 @@ class Upkeep:
         self._retention = retention
         self._clock = clock
         self._sweep_at = clock() + SWEEP_SECONDS
-        self._press_at = 0.0
         self._left_empty: set[SlabId] = set()
         self._missing: set[SlabId] = set()
 
@@ -65,9 +64,8 @@ class Upkeep:
         holdings = self._holdings()
         disk_is_high = self._retention.disk_is_high(self._fill())
         holdings.slots.hold_rested = self._retention.reclaim == "punch" or disk_is_high
-        if disk_is_high and self._clock() >= self._press_at:
-            self._press_at = self._clock() + PRESSED_SECONDS
-            self._punch(holdings, holdings.slots.take(holdings.slots.counts()[0]))
+        if disk_is_high:
+            self._punch(holdings, holdings.slots.take(PRESSED_SLOTS))
         self._punch(holdings, holdings.slots.rested())
         for name in holdings.give_back():
             self._slabs.forget(name)

@@ -154,17 +154,23 @@ class Soak:
     random: random.Random
     counts: Counter[str] = field(default_factory=Counter)
     running: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
     started: int = 0
     most_slab_bytes: int = 0
 
     def start(self, number: int) -> None:
         """Start writer `number`, or the daemon in place of the last. They share two indexes, as on two nodes."""
         self.started += 1
+        self.starts[number] = self.started
         place = [str(self.root), str(self.index(number))]
-        out, seed = str(self.scratch / f"{self.started}.json"), str(self.random.getrandbits(32))
+        out, seed = str(self.out(number)), str(self.random.getrandbits(32))
         role = ["--daemon", *place] if number == self.writers else ["--worker", *place, out, seed]
         with (self.scratch / f"{self.started}.err").open("w") as errors:
             self.running[number] = subprocess.Popen([sys.executable, __file__, *role], stderr=errors, text=True)
+
+    def out(self, number: int) -> Path:
+        """Where process `number` leaves its sums."""
+        return self.scratch / f"{self.starts[number]}.json"
 
     def index(self, number: int) -> Path:
         """The index directory of writer `number`."""
@@ -225,6 +231,8 @@ class Soak:
     def kill(self) -> None:
         number = self.random.randrange(self.writers + 1)
         process = self.running[number]
+        if number < self.writers and not self.out(number).exists():  # on a busy machine it would never come to anything
+            return
         process.kill()
         process.wait()
         self.ended(number, process)
