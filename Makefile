@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-kvstore soak wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-kvstore soak lmcache wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,15 @@ bench-kvstore: $(INSTALLED) ## speed of the KV store: transfers, CHECK, erasure 
 
 soak: $(INSTALLED) ## writers, readers and a collector on one small store that is damaged meanwhile; MINUTES=10
 	$(BIN)/python tests/soak/kvstore.py --minutes $(or $(MINUTES),10)
+
+# An interpreter that has lmcache 0.5 already: make lmcache LMCACHE_PYTHON=/path/to/python. Else one is made: 5 GB.
+LMCACHE_PYTHON ?= $(CURDIR)/build/lmcache/bin/python
+
+lmcache: $(INSTALLED) ## test the adapter for LMCache, in an environment of its own; LMCACHE_PYTHON=<python> names one
+	@$(LMCACHE_PYTHON) -c 'import lmcache' 2>/dev/null || { $(PYTHON) -m venv build/lmcache && \
+	    build/lmcache/bin/python -m pip install --quiet '.[lmcache]'; }
+	@mkdir -p build/typing && ln -sfn ../../kvstore build/typing/deepinfer_kvstore
+	LMCACHE_PYTHON=$(LMCACHE_PYTHON) PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(BIN)/python -m pytest tests/kvstore/test_lmcache_adapter.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	rm -rf build/lib build/bdist.*
