@@ -13,7 +13,7 @@ from pathlib import Path
 from deepinfer_kvstore.errors import StoreConfigError
 
 INDEX_FORMAT = 1
-"""Another number is an index of another version: it is made again from the journals."""
+"""An index of a smaller number is of an older version: it is made again from the journals."""
 
 
 def boot_id() -> str:
@@ -51,11 +51,16 @@ class IndexFiles:
         """
         try:
             found = json.loads((self.path / "identity.json").read_text())
-            if not isinstance(found, dict) or found.pop("format", None) != INDEX_FORMAT:
-                return False
-        except (OSError, ValueError):
+            version, boot = int(found.pop("format")), found.pop("boot")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return False
-        boot = found.pop("boot", "")
+        if version > INDEX_FORMAT:  # two versions at once must not throw away each other's
+            raise StoreConfigError(
+                f"index directory {self.path} is of format {version}, this version writes {INDEX_FORMAT}:"
+                " set index_dir to another, or remove it once the newer version has ended"
+            )
+        if version < INDEX_FORMAT:
+            return False
         IndexFiles(self.path, found, self._boot).require(self.identity)
         return (boot != "" and boot == self._boot()) or (self.path / "clean").exists()
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,12 +188,36 @@ def test_an_index_that_contradicts_itself_is_begun_anew(path: Path, directory: P
     index.close()
 
 
-def test_an_index_of_another_format_is_begun_anew(path: Path, directory: Path) -> None:
-    synced(path, directory).close()
+def sign(path: Path, version: object) -> None:
     identity = json.loads((path / "identity.json").read_text())
-    (path / "identity.json").write_text(json.dumps({**identity, "format": INDEX_FORMAT + 1}))
+    (path / "identity.json").write_text(json.dumps({**identity, "format": version}))
+
+
+@pytest.mark.parametrize("version", [INDEX_FORMAT - 1, "x", None])
+def test_an_index_of_an_older_format_is_begun_anew(path: Path, directory: Path, version: object) -> None:
+    synced(path, directory).close()
+    sign(path, version)
     index = Index.open(path, NAMESPACE)
     assert present(index) == 0
+    index.close()
+
+
+def test_an_index_of_a_newer_version_is_left_to_it(path: Path, directory: Path) -> None:
+    """Or two versions on one node would throw away each other's index for ever."""
+    synced(path, directory).close()
+    sign(path, INDEX_FORMAT + 1)
+    with pytest.raises(StoreConfigError, match="is of format 2, this version writes 1: set index_dir to another"):
+        Index.open(path, NAMESPACE)
+    sign(path, INDEX_FORMAT)
+    index = synced(path, directory)
+    sign(path, INDEX_FORMAT + 1)
+    shutil.copy(path / "data.mdb", path / "new")
+    (path / "new").rename(path / "data.mdb")
+    assert index.sync(JournalSet([directory], NAMESPACE)) == Applied()
+    assert present(index) == 0
+    sign(path, INDEX_FORMAT)
+    index.sync(JournalSet([directory], NAMESPACE))
+    assert present(index) == BLOCKS
     index.close()
 
 
