@@ -10,10 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from deepinfer_kvstore.journal_set import JournalSet
-from deepinfer_kvstore.record import RECORD_BYTES, JournalName, Op, Record, pack_header
-
-__all__ = ["JournalName", "JournalSet", "JournalWriter", "Op", "Record"]
+from deepinfer_kvstore.record import RECORD_BYTES, JournalName, Record, pack_header
 
 
 class JournalWriter:
