@@ -100,7 +100,7 @@ class StoreTier(SecondaryTierManager):
     def _look(self, key: OffloadKey, prefix: Prefix) -> bool:
         group = get_offload_group_idx(key)
         schema = self._schemas[group]
-        if self._groups[schema].window_tokens is not None or key not in prefix.places:
+        if not self._is_whole(group) or key not in prefix.places:
             prefix.found[key] = there = self._store.contains([self._store_key(key)])[0]
             return there
         asked = prefix.keys[group][prefix.places[key] :]
@@ -114,7 +114,9 @@ class StoreTier(SecondaryTierManager):
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Let what the request has used live on, blocks that it found in the engine's own memory included."""
         prefix = Prefix.of(req_context)
-        self._store.touch([self._store_key(key) for key in prefix.places], self._wishes(req_context).ttl_class)
+        used = [key for group, keys in prefix.keys.items() if self._is_whole(group) for key in keys]
+        used += [key for key, there in prefix.found.items() if there and not self._is_whole(get_offload_group_idx(key))]
+        self._store.touch([self._store_key(key) for key in used], self._wishes(req_context).ttl_class)
         if req_context.req_id in self._awaited:
             self._awaited[req_context.req_id] = True
 
@@ -192,6 +194,8 @@ class StoreTier(SecondaryTierManager):
     def _stored(self, job: _Job) -> JobResult:
         results = job.transfer.results()
         good = [key for key, ok in zip(job.keys, results, strict=True) if ok]
+        # Should the request be preempted, it finds them there.
+        Prefix.of(job.job.req_context).found.update(dict.fromkeys(good, True))
         if good and self._offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events.append(OffloadingEvent(good, Medium.STORAGE, False, self.locality, self.tier_type))
         return _result(job, good)
@@ -256,6 +260,10 @@ class StoreTier(SecondaryTierManager):
                     self._metrics.failed_tokens += first.tokens_per_block
 
     # -- names
+
+    def _is_whole(self, group: int) -> bool:
+        """Whether a hit needs all blocks of a group, and not only those under its window."""
+        return self._groups[self._schemas[group]].window_tokens is None
 
     def _store_key(self, key: OffloadKey) -> Key:
         return make_key(self._schemas[get_offload_group_idx(key)], get_offload_block_hash(key))

@@ -201,6 +201,18 @@ def test_a_hit_stays_until_it_is_loaded(scheduler: Callable[..., Offline]) -> No
     other.manager.prepare_load(keys(3), request)
 
 
+def test_a_preempted_request_finds_what_it_has_stored(scheduler: Callable[..., Offline]) -> None:
+    blocks = keys(3)
+    one = scheduler(rows=6)
+    request = one.request("a", blocks)
+    assert one.look(request, blocks) == [MISS] * 3
+    one.store(request, blocks)
+    one.settle()
+    one.store(one.request("b", keys(6, seed=3)), keys(6, seed=3))
+    one.settle()
+    assert one.look(request, blocks) == [PENDING] * 3
+
+
 def test_no_prompt_is_promoted_for_ever(scheduler: Callable[..., Offline]) -> None:
     """Of a prompt larger than host memory half of the rows come in, and rows that went are not brought again."""
     blocks = keys(10)
