@@ -60,7 +60,7 @@ class _NamespaceCollector:
 
     def _fill(self) -> Fill:
         slot_bytes, capacity_bytes = self.quota.slot_bytes, self.quota.capacity_bytes
-        used = self.namespace.index.totals().slots
+        used = self.namespace.index.used_slots()
         return Fill(self._disk_slot_bytes, used, capacity_bytes // slot_bytes, self._disks.fullest())
 
 

@@ -268,7 +268,7 @@ class Store:
         return self._counters.stats(
             queue_depth=self._threads.waiting(),
             inflight_bytes=self._stores.inflight_bytes,
-            used_bytes=self.index.totals().slots * self._geometry.slot_bytes,
+            used_bytes=self.index.used_slots() * self._geometry.slot_bytes,
             capacity_bytes=self.options.capacity_bytes,
         )
 
@@ -329,7 +329,7 @@ class Store:
 
     def _fill(self) -> Fill:
         slot_bytes = self._geometry.slot_bytes
-        used = self.index.totals().slots
+        used = self.index.used_slots()
         return Fill(self._disk_slot_bytes, used, self.options.capacity_bytes // slot_bytes, self._disks.fullest())
 
     def _refusal(self) -> Drop | None:

@@ -140,7 +140,7 @@ def _state(index: Index) -> object:
     assert totals.keys == len(entries)
     assert totals.bytes == sum(found.length for _, found in entries)
     slots = [(writer, *slot) for writer in range(WRITERS) for slot in index.slots_of(writer, 0)]
-    assert totals.slots == len(slots)
+    assert index.used_slots() == totals.slots == len(slots)
     assert sum(keys for keys, _ in totals.by_tenant.values()) == totals.keys
     assert sum(keys for keys, _ in totals.by_ttl.values()) == totals.keys
     return entries, totals, slots
