@@ -16,7 +16,7 @@ class Disk(NamedTuple):
     """A file system."""
 
     total_bytes: int = 0
-    """0: there is none to speak of."""
+    """Used, or to be had; 0: there is none to speak of."""
     used_bytes: int = 0
     """By whomever."""
     own_bytes: int = 0
@@ -66,8 +66,8 @@ def _measure(directory: Path) -> Disk:
             own_bytes = sum(file.stat(follow_symlinks=False).st_blocks * 512 for file in files)
     except OSError:
         return Disk()
-    total = found.f_blocks * found.f_frsize
-    return Disk(total, total - found.f_bavail * found.f_frsize, own_bytes)
+    used = (found.f_blocks - found.f_bfree) * found.f_frsize
+    return Disk(used + found.f_bavail * found.f_frsize, used, own_bytes)  # as df counts: what is reserved is neither
 
 
 def _share(disk: Disk) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import count
+from math import inf
 from threading import Lock
 from time import monotonic
 
@@ -39,13 +40,14 @@ class Holdings:
         *,
         capacity_bytes: int,
         grow_below_bytes: float,
+        disk_room: Callable[[], float] = lambda: inf,
         quarantine_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Use `take_up`, which knows what is live.
 
         A slab is added while those of all writers are not above `grow_below_bytes`, for a writer without slabs also
-        above it, and within `capacity_bytes`.
+        above it, and within `capacity_bytes` and `disk_room()`, in bytes.
         """
         self.writer = writer
         self.compactor = Compactor(writer.journal, index, self.held)
@@ -57,6 +59,7 @@ class Holdings:
         self._geometry = geometry
         self._capacity_bytes = capacity_bytes
         self._grow_below_bytes = grow_below_bytes
+        self._disk_room = disk_room
         self._clock = clock
         self._counter = count(1)
         self._next_slab = 0
@@ -74,6 +77,7 @@ class Holdings:
         *,
         capacity_bytes: int,
         grow_below_bytes: float,
+        disk_room: Callable[[], float] = lambda: inf,
         quarantine_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> "Holdings":
@@ -85,7 +89,7 @@ class Holdings:
         writer = claims.claim()
         held = cls(
             writer, backend, index, geometry,
-            capacity_bytes=capacity_bytes, grow_below_bytes=grow_below_bytes,
+            capacity_bytes=capacity_bytes, grow_below_bytes=grow_below_bytes, disk_room=disk_room,
             quarantine_seconds=quarantine_seconds, clock=clock,
         )  # fmt: skip
         try:
@@ -199,7 +203,7 @@ class Holdings:
                 return False
             self._full_until = self._clock() + FULL_PAUSE_S
             slab_bytes, used = self._geometry.slab_bytes, len(self._backend.names()) * self._geometry.slab_bytes
-            room = min(self._capacity_bytes - used, self._backend.free_bytes())
+            room = min(self._capacity_bytes - used, self._backend.free_bytes(), self._disk_room())
             if room < slab_bytes or (used > self._grow_below_bytes and self.slots.slabs()):
                 self._is_short = True
                 return False

@@ -10,12 +10,12 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from types import MappingProxyType
 from typing import Literal
 
 from deepinfer_kvstore.errors import StoreConfigError
-from deepinfer_kvstore.fill import Fill
+from deepinfer_kvstore.fill import Disk, Fill
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 NEVER = 255
@@ -72,7 +72,7 @@ DEFAULT_TTL: Mapping[str, int | None] = MappingProxyType({"agent": 3 * DAY, "cha
 
 @dataclass(frozen=True)
 class Retention:
-    """What the store keeps. Fills are fractions of the capacity, and of the file system that the root is on.
+    """What the store keeps. Marks are fractions of the capacity; `hard` is also one of the file system.
 
     Raises:
         StoreConfigError: marks out of order, a time out of range, an unknown default class.
@@ -88,13 +88,14 @@ class Retention:
     low: float = 0.80
     """and ends at this one."""
     hard: float = 0.95
-    """Nothing is stored above this fill. 3FS itself refuses new chunks at 0.98."""
+    """Nothing is stored above this fill, and no slab is added that would fill the file system further. 3FS itself
+    refuses new chunks at 0.98."""
     expired_per_hour: float = 1 / 24
     """At most this part of the capacity leaves for its age in an hour, so that a clock which jumped, in
     either direction, cannot empty the store before somebody has seen it. Want of space is not held up by it."""
     reclaim: Literal["reuse", "punch"] = "reuse"
     """Whether freed slots keep their storage until they are written again, or give it back. On a file system above
-    `high` they give it back in any case."""
+    `hard` they give it back in any case."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high < self.hard <= 0.98:
@@ -126,17 +127,26 @@ class Retention:
         return self.numbers[ttl_class]
 
     def surplus_blocks(self, fill: Fill) -> int:
-        """Blocks to collect for space now: none below the high mark, above it all down to the low one."""
+        """Blocks to collect for space now: above the high mark all down to the low one.
+
+        A disk counts from the hard mark on, for it may be full of other things: what is above it goes, and as much of
+        the store as lies between its own marks.
+        """
         surplus = 0.0
         if fill.used_blocks > self.high * fill.capacity_blocks:
             surplus = fill.used_blocks - self.low * fill.capacity_blocks
-        if fill.disk_used_bytes > self.high * fill.disk.total_bytes:
-            surplus = max(surplus, (fill.disk_used_bytes - self.low * fill.disk.total_bytes) / fill.slot_bytes)
+        above_bytes = fill.disk_used_bytes - self.hard * fill.disk.total_bytes
+        if above_bytes > 0:
+            surplus = max(surplus, above_bytes / fill.slot_bytes + (self.high - self.low) * fill.capacity_blocks)
         return min(ceil(surplus), fill.used_blocks)
 
-    def disk_is_high(self, fill: Fill) -> bool:
-        """Whether the file system is above the high mark, free slots included: their storage is better given back."""
-        return fill.disk.used_bytes > self.high * fill.disk.total_bytes
+    def presses(self, disk: Disk) -> bool:
+        """Whether a disk is so full that free slots had better give their storage back."""
+        return disk.used_bytes > self.hard * disk.total_bytes
+
+    def room_bytes(self, disk: Disk) -> float:
+        """How much may still be added to a disk."""
+        return self.hard * disk.total_bytes - disk.used_bytes if disk.total_bytes else inf
 
     def is_full(self, fill: Fill) -> bool:
         """Whether nothing may be stored now."""

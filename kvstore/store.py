@@ -126,6 +126,7 @@ class Store:
             lease_s=options.lease_s,
             shared=any(is_network(file_system_type(root)) for root in places.roots),
         )
+        self._disks = Disks(places.disks if options.backend != "memory" else [])
         self._holdings: Holdings | None = None
         if options.read_only:
             index.sync(self._journals)
@@ -137,7 +138,6 @@ class Store:
         self._touch_lock = Lock()
         self._next_touch = self._next_beat = self._next_adoption = time.monotonic()
         self._disk_slot_bytes = places.disk_slot_bytes(geometry.slot_bytes)
-        self._disks = Disks(places.disks if options.backend != "memory" else [])
         self._is_full = False
         self._closed = False
         self._slabs = OpenSlabs(backend, max_open(places.stripe_set.code.shards if places.stripe_set else 1))
@@ -304,6 +304,7 @@ class Store:
             self._claims, self._backend, self.index, self._journals, self._geometry,
             capacity_bytes=self.options.capacity_bytes,
             grow_below_bytes=self.options.capacity_bytes * self.options.retention.high,
+            disk_room=lambda: self.options.retention.room_bytes(self._disks.fullest()),
             quarantine_seconds=2 * self.options.io_timeout_s,
         )  # fmt: skip
 

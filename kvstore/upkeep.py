@@ -62,9 +62,9 @@ class Upkeep:
             OSError: a slab could not be removed or punched; the next step begins anew.
         """
         holdings = self._holdings()
-        disk_is_high = self._retention.disk_is_high(self._fill())
-        holdings.slots.hold_rested = self._retention.reclaim == "punch" or disk_is_high
-        if disk_is_high:
+        disk_presses = self._retention.presses(self._fill().disk)
+        holdings.slots.hold_rested = self._retention.reclaim == "punch" or disk_presses
+        if disk_presses:
             self._punch(holdings, holdings.slots.take(PRESSED_SLOTS))
         self._punch(holdings, holdings.slots.rested())
         for name in holdings.give_back():

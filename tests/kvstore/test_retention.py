@@ -82,10 +82,10 @@ def test_what_cannot_be_kept_to_is_refused_at_once(options: dict[str, object], s
         (850, 0, 0),
         (851, 0, 51),
         (1200, 0, 400),
-        (100, 85_000, 0),
-        (100, 86_000, 60),
+        (100, 95_000, 0),
+        (100, 96_000, 60),
         (20, 99_000, 20),
-        (900, 81_000, 100),
+        (900, 95_001, 100),
     ],
 )
 def test_space_is_made_above_the_high_mark_down_to_the_low_one(used: int, disk_used: int, surplus: int) -> None:
@@ -97,6 +97,15 @@ def test_space_is_made_above_the_high_mark_down_to_the_low_one(used: int, disk_u
 @pytest.mark.parametrize(("used", "disk_used", "full"), [(949, 95_000, False), (950, 0, True), (0, 95_001, True)])
 def test_nothing_is_stored_above_the_hard_mark(used: int, disk_used: int, full: bool) -> None:
     assert Retention().is_full(Fill(100, used, 1000, Disk(100_000, disk_used))) == full
+
+
+def test_a_disk_that_others_filled_to_the_high_mark_leaves_the_store_alone() -> None:
+    """A store of a hundredth of a disk must not vanish for what the rest of the disk is used for."""
+    retention, disk = Retention(), Disk(100_000, 90_000)
+    assert retention.surplus_blocks(Fill(100, 10, 20, disk)) == 0
+    assert not retention.presses(disk) and retention.room_bytes(disk) == 5_000
+    assert retention.presses(Disk(100_000, 95_001)) and retention.room_bytes(Disk(100_000, 95_001)) == -1
+    assert not retention.presses(Disk()) and retention.room_bytes(Disk()) == float("inf")
 
 
 def test_slots_that_can_be_written_again_do_not_fill_the_disk() -> None:
