@@ -7,6 +7,10 @@ Buffers = Sequence[memoryview]
 """Consecutive pieces of one transfer, writable for reads. Any alignment; where aligned memory is needed, it copies."""
 
 
+class ShortRead(OSError):
+    """An EIO: the slab ended before the slots did, for somebody cut it. The disk is well."""
+
+
 class Slab(Protocol):
     """One open slab of fixed slots.
 
@@ -22,8 +26,8 @@ class Slab(Protocol):
         """Fill `buffers`.
 
         Raises:
-            OSError: not every byte could be read (a short read is EIO, its own deadline ETIMEDOUT). What the buffers
-                hold is then undefined, and no thread touches them any more.
+            OSError: not every byte could be read (the end of the slab is `ShortRead`, its own deadline ETIMEDOUT). What
+                the buffers hold is then undefined, and no thread touches them any more.
         """
 
     def writev(self, first_slot: int, buffers: Buffers) -> None:

@@ -4,7 +4,7 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 
-from deepinfer_kvstore.backend import Slab
+from deepinfer_kvstore.backend import ShortRead, Slab
 from deepinfer_kvstore.breaker import Breaker
 from deepinfer_kvstore.entry import Location
 from deepinfer_kvstore.geometry import HEADER_BYTES, PAGE_BYTES
@@ -180,12 +180,13 @@ class _LoadRun:
     def _failed(self, wanted: list[Wanted], error: OSError) -> None:
         loads = self._loads
         gone = isinstance(error, FileNotFoundError)
-        if gone:
-            loads.breaker.succeeded()  # it did answer
+        lost = gone or isinstance(error, ShortRead)
+        if lost:
+            loads.breaker.succeeded()  # the disk did answer
         else:
             loads.breaker.failed()
-        # A slot that alone cannot be read is lost, unless so many are that it is the disk.
-        lost = gone or (error.errno == errno.EIO and len(wanted) == 1 and not loads.breaker.is_open())
+            # A slot that alone cannot be read is lost, unless so many are that it is the disk.
+            lost = error.errno == errno.EIO and len(wanted) == 1 and not loads.breaker.is_open()
         for location, _, key, _ in wanted:
             loads.on_bad(key, location, lost)
         timed_out = error.errno == errno.ETIMEDOUT

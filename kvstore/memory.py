@@ -4,7 +4,7 @@ import errno
 from mmap import mmap
 from threading import Lock
 
-from deepinfer_kvstore.backend import Buffers
+from deepinfer_kvstore.backend import Buffers, ShortRead
 
 
 class MemorySlab:
@@ -44,7 +44,7 @@ class MemorySlab:
     def _start(self, first_slot: int, buffers: Buffers) -> int:
         start = first_slot * self.slot_bytes
         if start + sum(buffer.nbytes for buffer in buffers) > len(self._view):
-            raise OSError(errno.EIO, "beyond the end of the slab", self.name)
+            raise ShortRead(errno.EIO, "beyond the end of the slab", self.name)
         return start
 
 

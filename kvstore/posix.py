@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from deepinfer_kvstore.backend import Buffers
+from deepinfer_kvstore.backend import Buffers, ShortRead
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.geometry import Geometry
 
@@ -160,7 +160,7 @@ def _whole(call: Callable[[int, Buffers, int], int], fd: int, buffers: Buffers, 
         some = left[:_IOV_MAX]
         moved = call(fd, some, offset)
         if moved == 0:
-            raise OSError(errno.EIO, "transfer ended early", name)
+            raise ShortRead(errno.EIO, "transfer ended early", name)
         offset += moved
         if moved == sum(map(len, some)):
             del left[: len(some)]

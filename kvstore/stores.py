@@ -208,7 +208,8 @@ class _StoreRun:
                 slab.writev(run.first, buffers)
                 if stores.fsync:
                     slab.sync()
-        except FileNotFoundError:  # somebody has removed the slab; the disk is not to blame
+        except (FileNotFoundError, PermissionError, IsADirectoryError):
+            # Somebody has removed the slab, or put something else in its place; the disk is not to blame.
             holdings.slots.lose(run.writer, run.slab)
             stores.drop(puts, Drop.ERROR)
             return False

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_kvstore import posix
-from deepinfer_kvstore.backend import Backend
+from deepinfer_kvstore.backend import Backend, ShortRead
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.memory import MemoryBackend
@@ -79,7 +79,7 @@ def test_a_reader_reads_on_in_a_slab_that_is_removed(backend: Backend) -> None:
 
 def test_reading_beyond_the_end_is_an_error_not_zeros(backend: Backend) -> None:
     slab = backend.create("a.slab", SLOT, 16)
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(ShortRead) as caught:
         slab.readv(15, [pages(4)])
     assert caught.value.errno == errno.EIO
 

@@ -423,3 +423,29 @@ def test_behind_a_write_that_failed_nothing_of_the_put_is_stored(tmp_path: Path,
     assert put(store, range(20, 40)) == [False] * 20
     assert store._held().slots.counts()[1] == 12 and store.stats().dropped == {"error": 20}
     store.close()
+
+
+def test_a_slab_that_cannot_be_opened_any_more_is_left_for_another(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, range(4))
+    slab = slab_of(tmp_path)
+    slab.unlink()
+    slab.mkdir()
+    store._slabs.close()
+    assert put(store, range(10, 14)) == [False] * 4
+    assert put(store, range(10, 14)) == [True] * 4 and get(store, range(10, 14)) == [payload(n) for n in range(10, 14)]
+    store.close()
+
+
+def test_a_slab_that_somebody_cut_is_a_miss_of_what_is_gone(tmp_path: Path) -> None:
+    """And no reason to leave the disk alone for a while."""
+    store = open_store(tmp_path, breaker_failures=2)
+    put(store, range(SLAB_SLOTS))
+    os.truncate(slab_of(tmp_path), 2 * SLOT + 100)
+    assert get(store, range(SLAB_SLOTS)) == [payload(0), payload(1)] + [None] * (SLAB_SLOTS - 2)
+    assert store.stats().misses == {"error": SLAB_SLOTS - 2}
+    store.sync(30)
+    assert store.index.totals().keys == 2
+    assert put(store, range(2, 5)) == [True] * 3
+    assert get(store, range(5)) == [payload(n) for n in range(5)]
+    store.close()
