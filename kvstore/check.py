@@ -12,8 +12,8 @@ from deepinfer_kvstore.namespaces import Namespace, Namespaces
 from deepinfer_kvstore.protocol import CheckReply, CheckRequest, Code, ProtocolError
 from deepinfer_kvstore.tickets import Ticket, Tickets
 
-CONVERSATION_BYTES = 16 << 20
-TICKET_BYTES = 16 << 20
+CONVERSATION_BYTES = 8 << 20
+TICKET_BYTES = 8 << 20
 
 
 class Checker:

@@ -53,6 +53,9 @@ class Descriptor:
     shards: str
     """How the bytes of several ranks lie in one block."""
     groups: tuple[Group, ...]
+    replays: bool = False
+    """Engines compute the last window of a hit again, so with window groups a hit ends where a block does, and before
+    the prompt's last token."""
     format_version: int = FORMAT_VERSION
 
     def digest(self) -> bytes:

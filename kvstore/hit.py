@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import NamedTuple, Protocol, overload
 
 from deepinfer_kvstore.descriptor import Descriptor, Group
@@ -72,13 +73,18 @@ def hit_tokens(index: Lookup, descriptor: Descriptor, hashes: Sequence[bytes], t
     closed; and where vLLM takes the last token off a prompt that is whole blocks (with window groups), so that it loads
     the blocks and says one token less, the whole prompt is given.
 
+    Engines that replay windows are held to whole blocks by our connector, before windows are looked for.
+
     Not covered, since it is decided after the connector has answered or without the store: what the engine has cached
     itself, bounded replay (drops hits that are no longer than its window), and blocks gone by the time they are read.
     """
     groups = [_GroupState(group, descriptor.hash_tokens, hashes) for group in descriptor.groups]
     full = [state for state in groups if state.window is None]
     windows = sorted((state for state in groups if state.window is not None), key=lambda state: -(state.window or 0))
-    hit = _converge(index, full, windows, tokens - 1 if windows else tokens)
+    limit = tokens - 1 if windows else tokens
+    if windows and descriptor.replays:
+        limit -= limit % lcm(*(group.tokens_per_block for group in descriptor.groups))
+    hit = _converge(index, full, windows, limit)
     if not hit:
         return NO_HIT
     blocks = tuple(state.loaded(hit) for state in groups)

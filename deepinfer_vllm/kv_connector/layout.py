@@ -109,6 +109,7 @@ def describe(
         if config.replicated_layout
         else f"tp{parallel.tp_size} pp{parallel.pp_size} pcp{parallel.pcp_size} dcp{parallel.dcp_size}",
         groups=groups,
+        replays=any(group.kv_cache_spec.prefix_replay_tokens > 0 for group in kv_cache_config.kv_cache_groups),
     ), ids
 
 

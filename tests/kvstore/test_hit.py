@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,6 +67,15 @@ def test_the_whole_prompt_is_a_hit_with_and_without_windows() -> None:
     assert hit.tokens == 64
     assert hit.keys == [*(make_key(0, name) for name in names), *(make_key(1, name) for name in names[-2:])]
     assert hit.bytes == 4 * FULL_BYTES + 2 * WINDOW_BYTES
+
+
+def test_who_replays_loads_whole_blocks_before_the_last_token() -> None:
+    names = block_hashes(8)
+    everything = Keys({make_key(schema, name) for schema in (0, 1) for name in names})
+    replaying = replace(descriptor(16, full(16), window(32, 20)), replays=True)
+    for tokens, expected in ((128, 96), (129, 128), (127, 96), (64, 32), (33, 32), (32, 0)):
+        assert hit_tokens(everything, replaying, names[: tokens // 16], tokens).tokens == expected
+    assert hit_tokens(everything, replace(replaying, groups=(full(16),)), names, 128).tokens == 128
 
 
 def test_a_window_that_is_nowhere_whole_means_no_hit() -> None:
