@@ -40,6 +40,19 @@ class ConnectorConfig(BaseModel):
     """The newest snapshots of a conversation that are kept."""
     swa_expiry_s: float = Field(default=600, gt=0)
     """How long a snapshot is kept after its last use."""
+    swa_directory: str | None = None
+    """`host:port` of a daemon with role swa, by which nodes find each other's snapshots; None: each has its own."""
+    swa_listen: str | None = None
+    """`host:port` at which this engine serves its snapshots, and by which others reach it."""
+    swa_token_file: Path | None = None
+    swa_tls_cert: Path | None = None
+    swa_tls_key: Path | None = None
+    swa_tls_ca: Path | None = None
+    """Certificate that other nodes' are signed with."""
+    swa_insecure: bool = False
+    """Instead of the three: the network between nodes is trusted."""
+    swa_wait_s: float = Field(default=0.1, ge=0)
+    """The longest that a request waits for another node's snapshot."""
     pd_wait_s: float = Field(default=2.0, ge=0)
     """The longest that a prefill engine's answer waits for its blocks to be stored, and a decode engine's request for
     them to arrive; see `handover`."""

@@ -9,6 +9,7 @@ from vllm.logger import init_logger
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_vllm.kv_connector import CONNECTOR
 from deepinfer_vllm.kv_connector.config import SHM, ConnectorConfig
+from deepinfer_vllm.kv_connector.snapshot_service import Sharing
 
 logger = init_logger("vllm." + __name__)
 
@@ -27,6 +28,7 @@ def settle(vllm_config: Any) -> None:
     transfer, cache = vllm_config.kv_transfer_config, vllm_config.cache_config
     for extra in _ours(transfer):
         config = ConnectorConfig.parse(extra)
+        Sharing.read(config)
         _check_shared_memory(config)
         if vllm_config.parallel_config.data_parallel_size_local:  # else no engine runs here
             _check_root(config)

@@ -8,8 +8,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from deepinfer_kvstore.snapshots import SnapshotRing
 from deepinfer_vllm.kv_connector.config import ConnectorConfig
+from deepinfer_vllm.kv_connector.snapshot_service import SnapshotService
 from deepinfer_vllm.kv_connector.snapshots import SnapshotScheduler
 from deepinfer_vllm.kv_connector.transfers import TransferReport
 from deepinfer_vllm.kv_connector.turn_ends import TurnEnds
@@ -41,12 +41,18 @@ class SnapshotConnector(OffloadingConnector):
         self._failed: set[str] = set()
         if role == KVConnectorRole.SCHEDULER:
             self._turn_ends = TurnEnds(self.scheduler)
+        self._service: SnapshotService | None = None
         if self._windows is not None and role == KVConnectorRole.SCHEDULER:
-            hash_tokens = self.scheduler.config.tokens_per_hash
-            ring = SnapshotRing(
-                config.swa_bytes, per_sequence=config.swa_per_sequence, expiry_seconds=config.swa_expiry_s
+            self._service = SnapshotService(config)
+            [tier] = self.scheduler.manager.secondary_tiers
+            self._snapshots = SnapshotScheduler(
+                self._windows,
+                self._service.ring,
+                tier.descriptor.digest(),
+                self.scheduler.config.tokens_per_hash,
+                exchange=self._service.exchange,
+                wait_seconds=config.swa_wait_s,
             )
-            self._snapshots = SnapshotScheduler(self._windows, ring, bytes(32), hash_tokens)
 
     # The scheduler's side.
 
@@ -57,12 +63,20 @@ class SnapshotConnector(OffloadingConnector):
         if self._snapshots is not None:
             self._snapshots.retain(kv_cache_manager, self._tokens_ahead)
 
+    def on_new_request(self, request: Any) -> None:
+        """vLLM's hook: a request has come."""
+        super().on_new_request(request)
+        if self._snapshots is not None:
+            self._snapshots.begin(request)
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """vLLM's answer, cut to where a snapshot lies if one is near its end."""
         found, loads = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if self._snapshots is None or not found:
             return found, loads
         boundary = self._snapshots.choose(request, num_computed_tokens, num_computed_tokens + found)
+        if boundary is None and self._snapshots.waits(request.request_id):
+            return None, False
         if boundary is None or boundary == num_computed_tokens + found:
             return found, loads
         self._at_most = boundary - num_computed_tokens
@@ -121,6 +135,12 @@ class SnapshotConnector(OffloadingConnector):
         keep, answer = super().request_finished_all_groups(request, block_ids)
         self._turn_ends.finished(request)
         return keep or (self._snapshots is not None and self._snapshots.finished(request, block_ids)), answer
+
+    def shutdown(self) -> None:
+        """vLLM's hook: the engine ends."""
+        if self._service is not None:
+            self._service.close()
+        super().shutdown()
 
     # A rank's side.
 

@@ -4,9 +4,13 @@ Without one, vLLM computes the window before a prefix hit again: a little work, 
 those tokens do not see theirs. With one the windows are what they were. Runs on the scheduler's thread; no I/O here.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
+from deepinfer_kvstore.snapshot_exchange import SnapshotExchange
+from deepinfer_kvstore.snapshot_server import MAX_KEYS
 from deepinfer_kvstore.snapshots import SnapshotRing, snapshot_key
 from deepinfer_vllm.kv_connector.turn_ends import retire_later
 from deepinfer_vllm.kv_connector.windows import Blocks, Capture, Restore, WindowPlan, Windows
@@ -23,14 +27,31 @@ class _Tracked:
     whole_from: int | None = None
     """Position from which on every window row has been written, as far as can be known here."""
     refused: bool = False
+    search: "Future[bool] | None" = None
+    """For a snapshot of another node."""
+    wait_until: float = 0.0
 
 
 class SnapshotScheduler:
     """Which snapshots are taken and loaded. `Windows.groups` must be non-empty."""
 
-    def __init__(self, windows: Windows, ring: SnapshotRing, namespace: bytes, hash_tokens: int) -> None:
-        """`namespace`: digest of the store's descriptor. `hash_tokens`: of one of a request's block hashes."""
+    def __init__(
+        self,
+        windows: Windows,
+        ring: SnapshotRing,
+        namespace: bytes,
+        hash_tokens: int,
+        *,
+        exchange: SnapshotExchange | None = None,
+        wait_seconds: float = 0.0,
+    ) -> None:
+        """`namespace`: digest of the store's descriptor. `hash_tokens`: of one of a request's block hashes.
+
+        `exchange` brings other nodes' snapshots, for which a request waits `wait_seconds` at most.
+        """
         self._windows = windows
+        self._exchange = exchange
+        self._wait_seconds = wait_seconds
         self._ring = ring
         self._namespace = windows.digest(namespace)
         self._hash_tokens = hash_tokens
@@ -46,6 +67,30 @@ class SnapshotScheduler:
         managers = kv_cache_manager.coordinator.single_type_managers
         for group in self._windows.groups:
             retire_later(managers[group.group], self._windows.interval_tokens + tokens_ahead)
+
+    def begin(self, request: Any) -> None:
+        """A request has come: ask other nodes for the snapshot that is the nearest to its end."""
+        if self._exchange is None:
+            return
+        interval = self._windows.interval_tokens
+        last = min(request.num_tokens - 1, len(request.block_hashes) * self._hash_tokens) // interval * interval
+        boundaries = range(last, 0, -interval)[:MAX_KEYS]
+        wanted = []
+        for boundary in boundaries:
+            key = self._key(request, boundary)
+            if key in self._ring:
+                break
+            wanted.append((key, self._windows.payload_bytes(boundary)))
+        if wanted:
+            search = self._exchange.search(wanted)
+            self._requests[request.request_id] = _Tracked(search=search, wait_until=monotonic() + self._wait_seconds)
+
+    def waits(self, request_id: str) -> bool:
+        """Whether another node's snapshot may still come in time."""
+        tracked = self._requests.get(request_id)
+        if tracked is None or tracked.search is None:
+            return False
+        return not tracked.search.done() and monotonic() < tracked.wait_until
 
     def choose(self, request: Any, computed: int, hit: int) -> int | None:
         """Where to end a hit of `hit` tokens, `computed` of them in the engine already, so that a snapshot fits it.
@@ -131,7 +176,8 @@ class SnapshotScheduler:
     def captured(self, payloads: dict[bytes, bytes]) -> None:
         """Keep what the ranks have taken."""
         for key, payload in payloads.items():
-            self._ring.put(key, payload, self._sequences.pop(key, key))
+            if self._ring.put(key, payload, self._sequences.pop(key, key)) and self._exchange is not None:
+                self._exchange.announce(key)
 
     def failed(self, request_ids: set[str]) -> None:
         """Load no snapshot again for requests whose load failed."""

@@ -56,10 +56,11 @@ class StoreTier(SecondaryTierManager):
         """
         super().__init__(*args, **kwargs)
         config = ConnectorConfig.parse(self._offloading_spec.extra_config)
-        self._descriptor = Descriptor.from_json(descriptor, "the engine's layout")
-        self._groups = {group.schema: group for group in self._descriptor.groups}
+        self.descriptor = Descriptor.from_json(descriptor, "the engine's layout")
+        """Of the store's namespace."""
+        self._groups = {group.schema: group for group in self.descriptor.groups}
         self._schemas = schemas
-        self._store = Store.open(config.root, self._descriptor, config.store_options())
+        self._store = Store.open(config.root, self.descriptor, config.store_options())
         self.locality = Locality.REMOTE
         self._rows: memoryview = self._primary_kv_view.cast("B")
         self._loads: dict[int, _Job] = {}
@@ -73,12 +74,12 @@ class StoreTier(SecondaryTierManager):
         self.captive: set[OffloadKey] = set()
         """Keys of loads past their deadline: their rows cannot be given to anyone before the disk answers."""
         logger.info(
-            "KV store at %s: namespace %s, %d-byte blocks", config.root, self._descriptor.directory, self._payload_bytes
+            "KV store at %s: namespace %s, %d-byte blocks", config.root, self.descriptor.directory, self._payload_bytes
         )
 
     @property
     def _payload_bytes(self) -> int:
-        return self._descriptor.payload_bytes
+        return self.descriptor.payload_bytes
 
     # -- what is there
 
@@ -106,7 +107,7 @@ class StoreTier(SecondaryTierManager):
         asked = prefix.keys[group][prefix.places[key] :]
         count = self._store.longest_prefix([self._store_key(each) for each in asked])
         prefix.found.update((each, number < count) for number, each in enumerate(asked))
-        if schema == self._descriptor.groups[0].schema:
+        if schema == self.descriptor.groups[0].schema:
             tokens = self._groups[schema].tokens_per_block
             self._metrics.absent_tokens += (len(asked) - count) * tokens
         return count > 0
@@ -251,7 +252,7 @@ class StoreTier(SecondaryTierManager):
 
     def _count_tokens(self, keys: list[OffloadKey], results: list[bool]) -> None:
         """Of the first group only: groups overlap in the tokens that they cover."""
-        first = self._descriptor.groups[0]
+        first = self.descriptor.groups[0]
         for key, ok in zip(keys, results, strict=True):
             if self._schemas[get_offload_group_idx(key)] == first.schema:
                 if ok:

@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 
+from deepinfer_kvstore.snapshot_directory import Holder, SnapshotDirectory
+from deepinfer_kvstore.snapshot_server import SnapshotServer
+from deepinfer_kvstore.snapshots import SnapshotRing
 from deepinfer_vllm.checkpoint.backends import EngineBackend
 from deepinfer_vllm.checkpoint.interface import Generation
 from deepinfer_vllm.kv_connector.windows import WindowCopies
-from engine.harness import Engine, golden_prompts, model_of, poison
+from engine.harness import GOLDEN, Engine, golden_prompts, model_of, poison
+from engine.kvstore import engine_on, finish_stores, transfer
 from engine.test_replay import MAX_ABS, WINDOW, assert_truncated, reference
 
 TURN = 200  # tokens of the first prompt
@@ -21,30 +25,10 @@ def runner(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def connector(root: Path, **extra: Any) -> dict[str, Any]:
-    sizes = {"root": str(root), "index_dir": str(root / "index"), "capacity_bytes": 1 << 26, "slab_bytes": 1 << 22}
-    sizes["cpu_bytes_to_use"] = 1 << 26
-    return {"kv_connector": "DeepInfer3FSConnector", "kv_role": "kv_both", "kv_connector_extra_config": sizes | extra}
-
-
-def finish_transfers(backend: EngineBackend) -> None:
-    """Step until the connector has nothing left to do, as an engine in its own process does."""
-    core = backend._llm.llm_engine.engine_core.engine_core
-    while core.scheduler.has_requests():
-        core.step_fn()
-
-
 def forget_blocks(backend: EngineBackend) -> None:
     """Empty the engine's own prefix cache; what a connector keeps stays."""
-    finish_transfers(backend)
+    finish_stores(backend)
     assert backend._llm.reset_prefix_cache()
-    poison(backend)
-
-
-def forget_all(backend: EngineBackend) -> None:
-    """Empty the connector's host memory too, but for snapshots."""
-    finish_transfers(backend)
-    assert backend._llm.reset_prefix_cache(reset_connector=True)
     poison(backend)
 
 
@@ -61,8 +45,8 @@ def tokens_computed(backend: EngineBackend) -> list[int]:
 
 def test_a_turn_goes_on_from_its_snapshot(engine: Engine, tmp_path: Path, runner: str) -> None:
     prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()
-    transfer = connector(tmp_path, swa_bytes=1 << 24)
-    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=transfer) as backend:
+    store = transfer(tmp_path, swa_bytes=1 << 24)
+    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=store) as backend:
         poison(backend)
         counts = tokens_computed(backend)
         first = backend.generate(prompt[:TURN], ANSWER)
@@ -99,13 +83,13 @@ def test_a_turn_goes_on_from_its_snapshot(engine: Engine, tmp_path: Path, runner
 def test_what_is_not_whole_is_not_kept(engine: Engine, tmp_path: Path, runner: str) -> None:
     """A prefill skips window rows before its last ones; a snapshot that lacks them would be read as if it had them."""
     prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()
-    transfer = connector(tmp_path, swa_bytes=1 << 24)
-    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=transfer) as backend:
+    store = transfer(tmp_path, swa_bytes=1 << 24)
+    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=store) as backend:
         cases = [(200, 2, False), (230, 2, False), (223, 2, True), (224, 2, True), (200, 26, True)]
         for number, (length, count, whole) in enumerate(cases):
             before = ring_of(backend).stats().held
             backend.generate([number, *prompt[1:length]], count)
-            finish_transfers(backend)
+            finish_stores(backend)
             assert ring_of(backend).stats().held - before == whole, (length, count)
 
 
@@ -121,8 +105,8 @@ def test_snapshots_of_whole_rows_make_hits_exact(engine: Engine, tmp_path: Path,
     """
     prompts = [p.input_ids.tolist()[:TURN] for p in golden_prompts("v41-tiny-a")[3:6]]
     options = {"max_num_batched_tokens": WINDOW, "max_num_seqs": 3, "num_gpu_blocks_override": 60}
-    transfer = connector(tmp_path, swa_bytes=1 << 24)
-    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=transfer, **options) as backend:
+    store = transfer(tmp_path, swa_bytes=1 << 24)
+    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=store, **options) as backend:
         poison(backend)
         answers = backend.generate_many(prompts, ANSWER)
         turns = [prompt + answer.ids + prompt[7:13] for prompt, answer in zip(prompts, answers, strict=True)]
@@ -136,8 +120,8 @@ def test_a_snapshot_that_cannot_be_loaded_is_computed_again(
     engine: Engine, tmp_path: Path, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()
-    transfer = connector(tmp_path, swa_bytes=1 << 24)
-    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=transfer) as backend:
+    store = transfer(tmp_path, swa_bytes=1 << 24)
+    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=store) as backend:
         poison(backend)
         first = backend.generate(prompt[:TURN], ANSWER)
         turn = prompt[:TURN] + first.ids + prompt[-2:]
@@ -160,7 +144,7 @@ def test_a_snapshot_that_cannot_be_loaded_is_computed_again(
 def test_without_snapshots_a_turn_goes_on_from_where_it_ended_too(engine: Engine, tmp_path: Path, runner: str) -> None:
     """Off by default. Windows of other layers are blocks in the store; vLLM alone stores those at the prompt's end."""
     prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()
-    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=connector(tmp_path)) as backend:
+    with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=transfer(tmp_path)) as backend:
         poison(backend)
         assert backend.scheduler.connector._snapshots is None
         first = backend.generate(prompt[:TURN], ANSWER)
@@ -169,3 +153,40 @@ def test_without_snapshots_a_turn_goes_on_from_where_it_ended_too(engine: Engine
         counts = tokens_computed(backend)
         assert_truncated(backend.generate(turn, 24), turn, len(turn) - WINDOW)
         assert counts[0] == len(turn) - 256 + WINDOW
+
+
+TOKEN = "the token of these nodes"
+
+
+def test_a_turn_goes_on_from_another_nodes_snapshot(tmp_path: Path, runner: str) -> None:
+    prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()
+    arguments = {"replay": True, "runner": runner}
+    with engine_on(GOLDEN / "v41-tiny-a", tmp_path / "root", extra={"swa_bytes": 1 << 24}, **arguments) as backend:
+        first = backend.generate(prompt[:TURN], ANSWER)
+        finish_stores(backend)
+        taken = {key: held.payload for key, held in ring_of(backend)._held.items()}
+    directory, node = SnapshotDirectory(), SnapshotRing(1 << 24)
+    directory_server = SnapshotServer(("127.0.0.1", 0), TOKEN, directory=directory, insecure=True)
+    node_server = SnapshotServer(("127.0.0.1", 0), TOKEN, ring=node, insecure=True)
+    for key, payload in taken.items():
+        node.put(key, payload, key)
+        length, digest, seconds = node.describe(key) or (0, b"", 0.0)
+        directory.announce(key, Holder(f"127.0.0.1:{node_server.port}", length, digest, seconds))
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    shared = {
+        "swa_bytes": 1 << 24,
+        "swa_directory": f"127.0.0.1:{directory_server.port}",
+        "swa_listen": "127.0.0.1:0",
+        "swa_token_file": str(tmp_path / "token"),
+        "swa_insecure": True,
+        "swa_wait_s": 60,
+    }
+    turn = prompt[:TURN] + first.ids + prompt[-2:]
+    with engine_on(GOLDEN / "v41-tiny-a", tmp_path / "root", extra=shared, **arguments) as backend:
+        poison(backend)
+        counts = tokens_computed(backend)
+        assert_truncated(backend.generate(turn, 24), turn, TURN - WINDOW)
+        assert counts[0] == len(turn) - 256
+        assert backend.scheduler.connector._service.exchange._peers.counts()["fetched"] == 1
+    node_server.close()
+    directory_server.close()
