@@ -28,6 +28,8 @@ DELETE_BLOCKS = 512
 """Blocks deleted at once, between two looks at the lease."""
 PASS_BLOCKS = 1 << 19
 """Most blocks that one pass evicts: their choice is sorted in memory."""
+HURRY_SHARE = 0.5
+"""Part of its time that the collecting thread works at least while a writer drops blocks."""
 SCAN_PAUSE_SECONDS = 60.0
 """Least time between two passes that look for expired blocks only,"""
 SCAN_PAUSE_SHARE = 50
@@ -89,6 +91,7 @@ class Collector:
         self._need = need
         self._lease_s = lease_s
         self._pace = pace
+        self._share = pace.share
         self._clock = clock
         self._wall = wall
         self._beat_at = self._scan_at = self._credited_at = clock()
@@ -113,6 +116,7 @@ class Collector:
             blocks = max(blocks, need.blocks)
         elif not blocks and began < self._scan_at:
             return Collected(leads=True)
+        self._pace.share = max(self._share, HURRY_SHARE) if need else self._share
         may = self._leads if leads else lambda: not self._ending
         forest = self._scan(may, need)
         if forest is None:

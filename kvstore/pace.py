@@ -17,17 +17,17 @@ class Pace:
     """
 
     def __init__(self, share: float = 1.0) -> None:
-        """`share`: above 0, up to 1, which is no pause at all."""
-        self._pause_per_second = 1 / share - 1
+        """`share`: above 0, up to 1, which is no pause at all. May be changed at any time."""
+        self.share = share
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """The items, with pauses."""
-        return self._pausing(items) if self._pause_per_second else iter(items)
+        return self._pausing(items) if self.share < 1 else iter(items)
 
     def _pausing(self, items: Iterable[T]) -> Iterator[T]:
         began = perf_counter()
         for number, item in enumerate(items, 1):
             yield item
             if not number % _PIECE:
-                sleep((perf_counter() - began) * self._pause_per_second)
+                sleep((perf_counter() - began) * (1 / self.share - 1))
                 began = perf_counter()

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 
 import pytest
 
@@ -11,7 +11,7 @@ from deepinfer_kvstore.gc_role import Collectors
 from deepinfer_kvstore.namespaces import Namespaces
 from deepinfer_kvstore.quota import Quota
 from deepinfer_kvstore.retention import Retention
-from store_case import SLAB_SLOTS, descriptor, key, open_store, put
+from store_case import SLAB_SLOTS, descriptor, get, key, open_store, put
 
 
 def test_the_quota_is_that_of_the_engine_that_opened_last(tmp_path: Path) -> None:
@@ -73,6 +73,27 @@ def test_a_namespace_that_is_removed_is_let_go(tmp_path: Path) -> None:
     assert collectors.collect() == {}
     collectors.close()
     namespaces.close()
+
+
+def test_what_a_daemon_holds_for_a_ticket_no_engine_collects(tmp_path: Path) -> None:
+    """LMCache#1690: CHECK said that the blocks are there, and the engine comes a moment later."""
+    store = open_store(tmp_path, slabs=4, collect_interval_s=0.02)
+    assert all(put(store, range(8)))
+    namespaces = Namespaces(tmp_path / "root", tmp_path / "daemon")
+    namespaces.scan()
+    (namespace,) = namespaces.all()
+    namespace.sync()
+    namespace.pin([key(2), key(5)], time_ns() // 1_000_000 + 300_000)
+    namespace.sync()
+    first, deadline = 100, monotonic() + 60
+    while sum(store.contains([key(n) for n in range(8)])) > 2:
+        assert monotonic() < deadline
+        put(store, range(first, first + 4))
+        first += 4
+    assert [n for n in range(8) if store.contains([key(n)])[0]] == [2, 5]
+    assert all(get(store, [2, 5]))
+    namespaces.close()
+    store.close()
 
 
 def test_engines_leave_collection_to_a_daemon_that_lives(tmp_path: Path) -> None:
