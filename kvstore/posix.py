@@ -7,7 +7,9 @@ import ctypes
 import errno
 import logging
 import os
+import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -87,9 +89,15 @@ class PosixBackend:
     """Slabs in a directory. Thread-safe."""
 
     def __init__(self, directory: Path, geometry: Geometry, *, direct: Direct = "auto") -> None:
+        """
+        Raises:
+            StoreConfigError: `direct` is "on", and the file system of `directory` has no O_DIRECT.
+        """
         self._directory = directory
         self._geometry = geometry
         self._direct = direct
+        if direct == "on":
+            self._require_direct()
 
     def create(self, name: str, slot_bytes: int, slots: int) -> PosixSlab:
         """See `backend.Backend`."""
@@ -136,18 +144,28 @@ class PosixBackend:
     def close(self) -> None:
         """See `backend.Backend`."""
 
+    def _require_direct(self) -> None:
+        path = self._directory / f".direct-{secrets.token_hex(8)}"
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o600))
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise StoreConfigError(
+                    f"{self._directory}: the file system has no O_DIRECT: leave direct at 'auto'"
+                ) from error
+            # Who may only read finds out when reading.
+        finally:
+            with suppress(OSError):
+                path.unlink()
+
     def _direct_fd(self, path: Path, access: int) -> int | None:
         if self._direct == "off":
             return None
         try:
             return os.open(path, access | os.O_CLOEXEC | os.O_DIRECT)
         except OSError as error:
-            if error.errno != errno.EINVAL:
+            if error.errno != errno.EINVAL or self._direct == "on":
                 raise
-            if self._direct == "on":
-                raise StoreConfigError(
-                    f"{self._directory}: the file system has no O_DIRECT: leave direct at 'auto'"
-                ) from error
         _log.warning("%s: no O_DIRECT on this file system, blocks go through the page cache", self._directory)
         self._direct = "off"
         return None

@@ -168,8 +168,7 @@ class Store:
         """Whether each block is there, as far as this node knows. No I/O on the root."""
         if self._load_breaker.is_open():
             return [False] * len(keys)
-        found = self.index.contains(keys)
-        return [there and key not in self._suspects for there, key in zip(found, keys, strict=True)]
+        return self._there(keys)
 
     def longest_prefix(self, keys: Sequence[Key]) -> int:
         """How many leading blocks of a chain are there. No I/O on the root."""
@@ -184,7 +183,12 @@ class Store:
         """Load blocks into `buffers`: writable, of the blocks' lengths, page-aligned if they are to be fast.
 
         What a buffer holds after a miss is undefined.
+
+        Raises:
+            ValueError: not as many buffers as keys, or one that cannot be written.
         """
+        if any(buffer.readonly for buffer in buffers):
+            raise ValueError("a buffer to load into is read-only")
         transfer = Transfer(len(keys), self._deadline(timeout_s))
         if self._load_breaker.is_open():
             self._miss(transfer, list(range(len(keys))), Miss.BREAKER)
@@ -221,8 +225,7 @@ class Store:
             for number in range(len(blocks)):
                 transfer.settle(number, False)
             return transfer
-        found = self.index.contains([put.key for put in blocks])
-        there = [known and put.key not in self._suspects for known, put in zip(found, blocks, strict=True)]
+        there = self._there([put.key for put in blocks])
         new = [
             (number, put if _is_flat(put.buffer) else replace(put, buffer=put.buffer.cast("B")))
             for number, put in enumerate(blocks)
@@ -291,6 +294,12 @@ class Store:
             self._holdings.compactor.wait(self.options.io_timeout_s)
         self._journals.close()
         self.index.close()
+
+    def _there(self, keys: Sequence[Key]) -> list[bool]:
+        found = self.index.contains(keys)
+        if self._suspects:
+            return [there and key not in self._suspects for there, key in zip(found, keys, strict=True)]
+        return found
 
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.options.io_timeout_s if timeout_s is None else timeout_s)

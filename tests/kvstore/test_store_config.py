@@ -62,6 +62,21 @@ def test_a_root_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         Store.open(tmp_path / "root", descriptor(), options(tmp_path))
 
 
+def test_direct_where_the_file_system_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def no_direct(path: Path, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT")
+        return real(path, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", no_direct)
+    refused(tmp_path, "the file system has no O_DIRECT: leave direct at 'auto'", direct="on")
+    store = open_store(tmp_path)
+    assert put(store, [1]) == [True] and get(store, [1]) == [payload(1)]
+    store.close()
+
+
 def test_a_root_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PosixBackend, "free_bytes", lambda self: SLAB - 1)
     refused(tmp_path, f"has {SLAB - 1} bytes free, one slab takes {SLAB}: free some, or lower slab_bytes")
