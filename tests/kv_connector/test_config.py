@@ -134,3 +134,9 @@ def test_ranks_on_several_hosts_are_refused() -> None:
         _check_parallel(SimpleNamespace(**vars(one) | {"nnodes_within_dp": 2}))
     with pytest.raises(StoreConfigError, match="Ray may place its 2 on several hosts"):
         _check_parallel(SimpleNamespace(**vars(one) | {"distributed_executor_backend": "ray"}))
+
+
+def test_host_memory_is_shared_by_the_engines_of_a_host(llama: str) -> None:
+    one, two = (config_with(ours(), model=llama, data_parallel_size=size) for size in (1, 2))
+    extras = [config.kv_transfer_config.kv_connector_extra_config for config in (one, two)]
+    assert extras[0]["cpu_bytes_to_use"] == 2 * extras[1]["cpu_bytes_to_use"]
