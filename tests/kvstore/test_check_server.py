@@ -1,8 +1,10 @@
 """A CHECK server among peers that are slow, broken, hostile or too many."""
 
+import random
 import socket
 import ssl
 import subprocess
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from check_case import UNIT, daemon, eventually, namespace, store_prompt, storing
 from deepinfer_kvstore.client import CheckClient, exchange
 from deepinfer_kvstore.daemon import Address, Daemon
-from deepinfer_kvstore.protocol import LENGTH, MAX_FRAME_BYTES, VERSION, Message, pack
+from deepinfer_kvstore.extra_keys import ExtraKeys, Lora, MultiModal
+from deepinfer_kvstore.protocol import LENGTH, MAX_FRAME_BYTES, VERSION, CheckRequest, Message, pack
 from deepinfer_kvstore.questions import Answer, Question
 from deepinfer_kvstore.server import Limits
 
@@ -124,6 +127,46 @@ def test_one_bad_request_of_a_batch_spoils_no_other(stored: Path) -> None:
         good = CHECK["requests"]
         replies = say(opened, {"op": "check", "requests": [{"bad": 1}, *good, 7]})["replies"]
         assert [reply.get("error") for reply in replies] == ["malformed", None, "malformed"]
+
+
+def test_tokens_go_on_from_a_chain_that_is_kept(tmp_path: Path) -> None:
+    """A client that does not hash, say in another language."""
+    tokens = list(range(10 * UNIT + 5))
+    picture = MultiModal("cat", 3 * UNIT + 4, 2 * UNIT)
+    extra = ExtraKeys("salt", Lora("l", "/l"), (picture,))
+
+    def question(start: int, end: int, **more: Any) -> Message:
+        ids = array("I", tokens[start:end]).tobytes()
+        request = CheckRequest(NAME, tokens=ids, keep=True, extra=extra, **more).message()
+        return {"op": "check", "requests": [request]}
+
+    with storing(tmp_path) as store, daemon(tmp_path), connection(tmp_path) as opened:
+        store_prompt(store, tokens, extra)
+        first = say(opened, question(0, 4 * UNIT + 3))["replies"][0]
+        assert first["hit_tokens"] == 4 * UNIT and len(first["tail"]) == 32
+        second = say(opened, question(4 * UNIT, 10 * UNIT + 5, after=first["tail"]))["replies"][0]
+        assert second["hit_tokens"] == 10 * UNIT
+        gone = say(opened, question(4 * UNIT, 10 * UNIT, after=first["tail"]))["replies"][0]
+        assert gone["error"] == "resend"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_stops_nobody(stored: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    good = pack(CHECK)
+    with daemon(stored):
+        for greet in (True, False):
+            with connection(stored, greet) as opened:
+                for _ in range(20):
+                    at = rng.randrange(len(good))
+                    noise = rng.choice(
+                        [rng.randbytes(rng.randrange(1, 300)), good[:at] + rng.randbytes(3) + good[at + 3 :]]
+                    )
+                    try:
+                        opened.sendall(noise)
+                    except OSError:
+                        break
+        assert_served(stored)
 
 
 def test_a_frame_beyond_all_bounds_ends_the_connection(stored: Path) -> None:
