@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 from time import monotonic
 from typing import NamedTuple
 
@@ -58,9 +58,9 @@ class Publisher:
         publication.done(0)
 
     def sync(self, seconds: float) -> bool:
-        """Wait for a whole round, at most `seconds`; whether there was one."""
+        """Wait for a whole round, at most `seconds`; whether there was one. On the publisher's own thread, no."""
         with self._changed:
-            if self._closed:
+            if self._closed or current_thread() is self._thread:
                 return False
             wanted = self._wanted = max(self._wanted, self._begun + 1)
             self._changed.notify_all()

@@ -201,6 +201,14 @@ def test_what_waits_is_published_in_one_round() -> None:
     assert done[-1] == ("d", 0) and not publisher.sync(0.01)
 
 
+def test_a_callback_cannot_wait_for_its_own_thread() -> None:
+    synced: list[bool] = []
+    publisher = Publisher(lambda records: 1, Applied, lambda: None, 60.0)
+    publisher.publish(Publication([1], lambda kept: synced.append(publisher.sync(30))))  # type: ignore[list-item]
+    assert publisher.sync(30) and synced == [False]
+    assert publisher.close(30)
+
+
 def test_a_journal_that_took_a_part_publishes_the_first_ones() -> None:
     done: list[int] = []
     publisher = Publisher(lambda records: 3, Applied, lambda: None, 60.0)
