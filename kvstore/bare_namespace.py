@@ -19,7 +19,7 @@ from deepinfer_kvstore.network_fs import file_system_type, is_network
 from deepinfer_kvstore.opening import Places, default_index_dir, open_backend, stored_slot_bytes
 from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.record import Record
-from deepinfer_kvstore.stripe_set import Stripe, StripeSet, open_set
+from deepinfer_kvstore.stripe_set import existing_set
 from deepinfer_kvstore.writer import Claims
 
 LEASE_SECONDS = 30.0
@@ -150,7 +150,7 @@ def opened(
     Raises:
         StoreConfigError: no such directory or namespace, one that cannot be read, or no place for the index.
     """
-    stripe_set = _stripe_set(roots)
+    stripe_set = existing_set(roots)
     control = stripe_set.control_roots if stripe_set else list(roots)
     descriptors = _descriptors(control)
     chosen = sorted(descriptors) if name is None else [each for each in [name] if each in descriptors]
@@ -167,16 +167,6 @@ def opened(
     finally:
         for namespace in found:
             namespace.close()
-
-
-def _stripe_set(roots: Sequence[Path]) -> StripeSet | None:
-    stripes = [Stripe.read(root) for root in roots]
-    known = next(filter(None, stripes), None)
-    if known:
-        return open_set(roots, known.code, create=False)
-    if len(roots) > 1:
-        raise StoreConfigError(f"roots {', '.join(map(str, roots))} are no erasure-coded store: name one root")
-    return None
 
 
 def _descriptors(roots: Sequence[Path]) -> dict[str, Descriptor]:

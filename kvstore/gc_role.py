@@ -12,7 +12,6 @@ from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.quota import Quota
 from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.scribe import Scribe
-from deepinfer_kvstore.stripe_set import Stripe
 
 LEASE_SECONDS = 30.0
 SHARE = 0.2
@@ -25,15 +24,13 @@ class _NamespaceCollector:
     def __init__(self, namespace: Namespace, quota: Quota) -> None:
         self.namespace = namespace
         self.quota = quota
-        stripe = Stripe.read(namespace.directory.parent)
-        self._disk_slot_bytes = stripe.code.stored_bytes(quota.slot_bytes) if stripe else quota.slot_bytes
-        self._scribe = Scribe(
-            namespace.directory, namespace.descriptor.digest(), namespace.index, lease_s=LEASE_SECONDS
-        )
-        self._journals = JournalSet([namespace.directory / "journals"], namespace.descriptor.digest())
-        self._disks = Disks([namespace.directory / "slabs"])
+        places, digest = namespace.places, namespace.descriptor.digest()
+        self._disk_slot_bytes = places.disk_slot_bytes(quota.slot_bytes)
+        self._scribe = Scribe(places, digest, namespace.index, lease_s=LEASE_SECONDS)
+        self._journals = JournalSet(places.journals, digest)
+        self._disks = Disks(places.disks)
         self._collector = Collector(
-            namespace.index, GcLease(namespace.directory, LEASE_SECONDS), quota.retention,
+            namespace.index, GcLease(places.namespace, LEASE_SECONDS), quota.retention,
             append=self._append, sync=lambda: namespace.index.sync(self._journals), fill=self._fill,
             lease_s=LEASE_SECONDS, pace=Pace(SHARE),
         )  # fmt: skip
@@ -56,7 +53,7 @@ class _NamespaceCollector:
 
     def _append(self, records: Sequence[Record]) -> None:
         if not self._scribe.append(records):
-            raise OSError(f"{self.namespace.directory}: no journal took {len(records)} deletions")
+            raise OSError(f"{self.namespace.places.namespace}: no journal took {len(records)} deletions")
 
     def _fill(self) -> Fill:
         slot_bytes, capacity_bytes = self.quota.slot_bytes, self.quota.capacity_bytes
@@ -83,7 +80,7 @@ class Collectors:
                 self._open.pop(name).close()
         evicted: Counter[str] = Counter()
         for name, namespace in namespaces.items():
-            quota = Quota.read(namespace.directory / "quota.json")
+            quota = Quota.read(namespace.places.found("quota.json"))
             known = self._open.get(name)
             if quota and (known is None or known.quota != quota):
                 if known:

@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import monotonic
 
 from deepinfer_kvstore.compaction import Compactor
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.network_fs import file_system_type, is_network
+from deepinfer_kvstore.opening import Places
 from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.writer import Claims, Writer
 
@@ -23,21 +23,20 @@ class Scribe:
 
     def __init__(
         self,
-        directory: Path,
+        places: Places,
         namespace: bytes,
         index: Index,
         *,
         lease_s: float = 30.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`directory`: the namespace's, of digest `namespace`; `index` keeps the journal short."""
-        journals = directory / "journals"
-        shared = is_network(file_system_type(directory))
-        self._directory = directory
+        """`places`: of the namespace of digest `namespace`; `index` keeps the journal short."""
+        shared = any(is_network(file_system_type(root)) for root in places.roots)
+        self._directory = places.namespace
         self._index = index
         self._compactor: Compactor | None = None
         self._claims = Claims(
-            [directory / "writers"], [journals], namespace, _NO_SLABS, lease_s=lease_s, shared=shared, clock=clock
+            places.writers, places.journals, namespace, _NO_SLABS, lease_s=lease_s, shared=shared, clock=clock
         )
         self._lease_s = lease_s
         self._clock = clock
