@@ -9,6 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from deepinfer_vllm.kv_connector.config import ConnectorConfig
+from deepinfer_vllm.kv_connector.metrics import Growth, Sums
 from deepinfer_vllm.kv_connector.snapshot_service import SnapshotService
 from deepinfer_vllm.kv_connector.snapshots import SnapshotScheduler
 from deepinfer_vllm.kv_connector.transfers import TransferReport
@@ -31,6 +32,8 @@ class SnapshotConnector(OffloadingConnector):
         config = ConnectorConfig.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._windows = Windows.of(kv_cache_config) if config.swa_bytes else None
         self._snapshots: SnapshotScheduler | None = None
+        self._service: SnapshotService | None = None
+        self._growth = Growth()
         self._at_most: int | None = None
         self._tokens_ahead = 2 * (1 + vllm_config.num_speculative_tokens)
         # of a rank
@@ -41,9 +44,8 @@ class SnapshotConnector(OffloadingConnector):
         self._failed: set[str] = set()
         if role == KVConnectorRole.SCHEDULER:
             self._turn_ends = TurnEnds(self.scheduler)
-        self._service: SnapshotService | None = None
         if self._windows is not None and role == KVConnectorRole.SCHEDULER:
-            self._service = SnapshotService(config)
+            self._service = SnapshotService(config, vllm_config.parallel_config.data_parallel_index)
             [tier] = self.scheduler.manager.secondary_tiers
             self._snapshots = SnapshotScheduler(
                 self._windows,
@@ -135,6 +137,19 @@ class SnapshotConnector(OffloadingConnector):
         keep, answer = super().request_finished_all_groups(request, block_ids)
         self._turn_ends.finished(request)
         return keep or (self._snapshots is not None and self._snapshots.finished(request, block_ids)), answer
+
+    def get_kv_connector_stats(self) -> Any:
+        """vLLM's counts since the last call, and ours."""
+        stats = super().get_kv_connector_stats()
+        own = self._growth.take(self._sums())
+        if stats is None:
+            return None if own.is_empty() else own
+        stats.aggregate(own)
+        return stats
+
+    def _sums(self) -> Sums:
+        counts = self._service.counts() if self._service is not None else {}
+        return {("snapshots", (event,)): count for event, count in counts.items()}
 
     def shutdown(self) -> None:
         """vLLM's hook: the engine ends."""

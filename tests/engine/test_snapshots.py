@@ -187,6 +187,7 @@ def test_a_turn_goes_on_from_another_nodes_snapshot(tmp_path: Path, runner: str)
         counts = tokens_computed(backend)
         assert_truncated(backend.generate(turn, 24), turn, TURN - WINDOW)
         assert counts[0] == len(turn) - 256
-        assert backend.scheduler.connector._service.exchange._peers.counts()["fetched"] == 1
+        counted = backend.scheduler.connector._sums()
+        assert (counted["snapshots", ("fetched",)], counted["snapshots", ("hit",)]) == (1, 1)
     node_server.close()
     directory_server.close()
