@@ -118,10 +118,14 @@ def test_expired_blocks_are_counted_as_such(tmp_path: Path) -> None:
     store = open_store(tmp_path, collect_interval_s=0.02, retention=brief)
     put(store, range(4), ttl_class="brief")
     put(store, range(4, 6))
-    store._gc._collector._scan_at = 0.0  # type: ignore[union-attr]  # it looks for expired blocks once a minute
-    sleep(1.2)
-    store._gc._collector._scan_at = 0.0  # type: ignore[union-attr]
-    assert eventually(lambda: store.stats().evicted == {"expired": 4})
+    gc = store._gc
+    assert gc is not None
+
+    def collected() -> bool:
+        gc._collector._scan_at = 0.0  # it looks for expired blocks once a minute
+        return store.stats().evicted == {"expired": 4}
+
+    assert eventually(collected)
     assert store.contains([key(n) for n in range(6)]) == [False] * 4 + [True] * 2
     assert store.stats().bytes_stored == 6 * PAYLOAD
     store.close()
