@@ -1,5 +1,6 @@
 """A CHECK server among peers that are slow, broken, hostile or too many."""
 
+import asyncio
 import random
 import socket
 import ssl
@@ -15,12 +16,14 @@ from typing import Any
 import pytest
 
 from check_case import UNIT, daemon, eventually, namespace, store_prompt, storing
+from deepinfer_kvstore.async_client import AsyncCheckClient
 from deepinfer_kvstore.client import CheckClient, exchange
 from deepinfer_kvstore.daemon import Address, Daemon
 from deepinfer_kvstore.extra_keys import ExtraKeys, Lora, MultiModal
-from deepinfer_kvstore.protocol import LENGTH, MAX_FRAME_BYTES, VERSION, CheckRequest, Message, pack
+from deepinfer_kvstore.protocol import LENGTH, MAX_FRAME_BYTES, VERSION, CheckRequest, Message, pack, unpack
 from deepinfer_kvstore.questions import Answer, Question
 from deepinfer_kvstore.server import Limits
+from deepinfer_kvstore.snapshot_wire import receive_exactly
 
 NAME = namespace().directory
 TOKENS = list(range(4 * UNIT))
@@ -48,6 +51,11 @@ def connection(path: Path, greet: bool = True) -> Iterator[socket.socket]:
 
 def say(opened: socket.socket, message: Message) -> Message:
     return exchange(opened, pack(message), monotonic() + 20)
+
+
+def hear(opened: socket.socket) -> Message:
+    (size,) = LENGTH.unpack(receive_exactly(opened, LENGTH.size, monotonic() + 20))
+    return unpack(receive_exactly(opened, size, monotonic() + 20))
 
 
 def is_closed(opened: socket.socket) -> bool:
@@ -172,7 +180,7 @@ def test_noise_stops_nobody(stored: Path, seed: int) -> None:
 def test_a_frame_beyond_all_bounds_ends_the_connection(stored: Path) -> None:
     with daemon(stored) as running, connection(stored) as opened:
         opened.sendall(LENGTH.pack(MAX_FRAME_BYTES + 1))
-        assert exchange(opened, b"", monotonic() + 20)["error"] == "malformed"
+        assert hear(opened)["error"] == "malformed"
         assert is_closed(opened)
         assert refused(running, "malformed") == 1
         assert_served(stored)
@@ -205,7 +213,8 @@ def test_bytes_on_their_way_are_bounded(stored: Path) -> None:
     with daemon(stored, limits=Limits(inflight_bytes=1 << 20)), connection(stored) as first:
         first.sendall(LENGTH.pack(900_000) + b"x")
         with connection(stored) as second:
-            assert exchange(second, LENGTH.pack(900_000) + b"x", monotonic() + 20)["error"] == "busy"
+            second.sendall(LENGTH.pack(900_000) + b"x")
+            assert hear(second)["error"] == "busy"
         assert_served(stored)
 
 
@@ -325,3 +334,30 @@ def test_a_client_finds_a_server_that_was_started_anew(stored: Path) -> None:
     with daemon(stored):
         eventually(lambda: asking.check(Question(NAME, TOKENS)).hit_tokens == 4 * UNIT)
     asking.close()
+
+
+def test_an_event_loop_survives_servers_that_come_go_and_hang(stored: Path) -> None:
+    question = Question(NAME, TOKENS)
+
+    async def ask_while_it_runs(asking: AsyncCheckClient) -> Answer:
+        with daemon(stored):
+            answers = await asyncio.gather(*(asking.check(question) for _ in range(20)))
+        assert len(set(answers)) == 1
+        return answers[0]
+
+    async def scenario() -> None:
+        asking = AsyncCheckClient(stored / "check.sock", budget_seconds=20)
+        for _ in range(3):
+            assert (await ask_while_it_runs(asking)).hit_tokens == 4 * UNIT
+        assert (await asking.check(question)).reason == "unreachable"
+        assert sum(asking.failures.values()) == 1
+        await asking.close()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(stored / "check.sock"))
+            listening.listen()
+            hasty = AsyncCheckClient(stored / "check.sock", budget_seconds=0.05, connections=2)
+            answers = await asyncio.gather(*(hasty.check(question) for _ in range(5)))
+            assert set(answers) == {Answer(reason="timeout")}
+            await hasty.close()
+
+    asyncio.run(scenario(), debug=True)
