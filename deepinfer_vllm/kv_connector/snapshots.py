@@ -12,7 +12,6 @@ from typing import Any
 from deepinfer_kvstore.snapshot_exchange import SnapshotExchange
 from deepinfer_kvstore.snapshot_server import MAX_KEYS
 from deepinfer_kvstore.snapshots import SnapshotRing, snapshot_key
-from deepinfer_vllm.kv_connector.turn_ends import retire_later
 from deepinfer_vllm.kv_connector.windows import Blocks, Capture, Restore, WindowPlan, Windows
 
 SCHEMA = 0
@@ -59,14 +58,9 @@ class SnapshotScheduler:
         self._plan = WindowPlan()
         self._sequences: dict[bytes, bytes] = {}
 
-    def retain(self, kv_cache_manager: Any, tokens_ahead: int) -> None:
-        """Let a window at the last boundary outlive the tokens after it, until the turn ends.
-
-        `tokens_ahead`: how far scheduling may run ahead of the tokens that a request ends with.
-        """
-        managers = kv_cache_manager.coordinator.single_type_managers
-        for group in self._windows.groups:
-            retire_later(managers[group.group], self._windows.interval_tokens + tokens_ahead)
+    def kept_longer(self) -> dict[int, int]:
+        """For how many tokens windows, by group, must outlive theirs: until the next boundary."""
+        return {group.group: self._windows.interval_tokens for group in self._windows.groups}
 
     def begin(self, request: Any) -> None:
         """A request has come: ask other nodes for the snapshot that is the nearest to its end."""
