@@ -49,7 +49,7 @@ class Limits:
     """What peers together, or one of them, may take."""
 
     connections: int = 256
-    """At a time."""
+    """At a time; as many over TCP again, so that strangers leave room for this node's own."""
     inflight_bytes: int = 64 << 20
     """Bytes of frames that are being read or answered, of all peers together."""
     waiting: int = 32
@@ -82,7 +82,8 @@ class Server:
         self._rates = RateLimit(limits.checks_per_second)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="check")
         self._servers: list[asyncio.Server] = []
-        self._peers: set[asyncio.Task[None]] = set()
+        self._local: set[asyncio.Task[None]] = set()
+        self._remote: set[asyncio.Task[None]] = set()
         self._inflight_bytes = 0
         self._waiting = 0
         self._operations: dict[str, Callable[[Message], Message]] = {
@@ -122,24 +123,27 @@ class Server:
         """End all connections and stop listening."""
         for server in self._servers:
             server.close()
-        for peer in self._peers:
+        peers = self._local | self._remote
+        for peer in peers:
             peer.cancel()
-        await asyncio.gather(*self._peers, return_exceptions=True)
+        await asyncio.gather(*peers, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str | None) -> None:
-        if len(self._peers) >= self._limits.connections:
+        peers = self._local if token is None else self._remote
+        if len(peers) >= self._limits.connections:
             self._metrics.refused.labels("connections").inc()
             writer.transport.abort()
             return
         task = asyncio.ensure_future(self._serve(reader, writer, token))
-        self._peers.add(task)
-        self._metrics.connections.set(len(self._peers))
+        peers.add(task)
+        self._metrics.connections.inc()
         task.add_done_callback(self._peer_left)
 
     def _peer_left(self, task: "asyncio.Task[None]") -> None:
-        self._peers.discard(task)
-        self._metrics.connections.set(len(self._peers))
+        self._local.discard(task)
+        self._remote.discard(task)
+        self._metrics.connections.dec()
         if not task.cancelled() and (error := task.exception()):
             _log.error("CHECK connection", exc_info=error)
 
