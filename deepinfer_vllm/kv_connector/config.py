@@ -70,6 +70,11 @@ class ConnectorConfig(BaseModel):
         Raises:
             StoreConfigError: something in it is unknown, missing or out of range: one line with each of them.
         """
+        match extra.get("spec_name", SPEC), extra.get("secondary_tiers", ADDED["secondary_tiers"]):
+            case str(spec), [{"type": str(tier)}] if (spec, tier) == (SPEC, TIER):
+                pass
+            case _:
+                raise StoreConfigError("kv_connector_extra_config: leave spec_name and secondary_tiers out")
         own = {name: value for name, value in extra.items() if name not in ADDED and name not in STORE}
         store = {name: value for name, value in extra.items() if name in STORE}
         try:

@@ -38,6 +38,12 @@ def test_what_must_be_given() -> None:
         ConnectorConfig.parse({"root": "/mnt/3fs/kv"})
 
 
+def test_the_parts_of_the_stack_are_ours() -> None:
+    for other in ({"spec_name": "CPUOffloadingSpec"}, {"secondary_tiers": [7]}, {"secondary_tiers": [{"type": "fs"}]}):
+        with pytest.raises(StoreConfigError, match="leave spec_name and secondary_tiers out"):
+            ConnectorConfig.parse(GOOD | other)
+
+
 def test_options_of_the_store_stand_beside_the_others(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"s" * 32)
