@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
+from typing import Any
 
 from deepinfer_kvstore.backend import Backend
 from deepinfer_kvstore.breaker import Breaker
@@ -268,12 +269,16 @@ class Store:
 
     def stats(self) -> Stats:
         """What it has counted since it was opened."""
-        return self._counters.stats(
+        stats = self._counters.stats(
             queue_depth=self._threads.waiting(),
             inflight_bytes=self._stores.inflight_bytes,
             used_bytes=self.index.used_slots() * self._geometry.slot_bytes,
             capacity_bytes=self.options.capacity_bytes,
         )
+        if not self.options.ec:
+            return stats
+        coded: Any = self._backend
+        return replace(stats, degraded_roots=len(coded.degraded()), coded=coded.counters.totals())
 
     def close(self) -> None:
         """End what is under way, within `io_timeout_s`, and let another process go on with our slabs. Idempotent."""

@@ -24,6 +24,10 @@ COUNTERS = {
     "load_seconds": ("Seconds spent in reads and checks, summed over threads.", ()),
     "store_bytes": ("Payload bytes written to the store.", ()),
     "store_seconds": ("Seconds spent in writes and checksums, summed over threads.", ()),
+    "coded": (
+        "What reads of an erasure-coded store met: extra_roots, bad_shards, computed_shards and others.",
+        ("what",),
+    ),
     "ignored_params": ("Values of kv_transfer_params.kvstore that were no such thing.", ()),
     "snapshots": (
         "Snapshots of windows by what became of them: stored, hit, fetched, evicted, corrupt, ...",
@@ -35,6 +39,7 @@ GAUGES = {
     "queue_depth": "Reads and writes waiting for a thread of the store.",
     "used_bytes": "Bytes of live blocks in the namespace, all engines together.",
     "capacity_bytes": "Bytes that the namespace may take.",
+    "degraded_roots": "Roots of an erasure-coded store that are lost or fail.",
 }
 
 
@@ -92,6 +97,7 @@ class TierMetrics:
             ("store_bytes", ()): store.bytes_stored,
             ("store_seconds", ()): store.seconds_storing,
             **{("miss_blocks", (str(reason),)): count for reason, count in store.misses.items()},
+            **{("coded", (what,)): count for what, count in store.coded.items()},
             **{("dropped_blocks", (str(reason),)): count for reason, count in store.dropped.items()},
         }
         stats = self._growth.take(sums)

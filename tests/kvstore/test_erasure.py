@@ -214,7 +214,7 @@ def test_a_held_up_root_holds_up_no_write_and_gets_the_writes_in_order() -> None
 
 def test_what_waits_for_a_hanging_root_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """llm-d-kv-cache#616: queues without a bound."""
-    monkeypatch.setattr("deepinfer_kvstore.root_lane.MAX_QUEUED_BYTES", 3 * SLOT)
+    monkeypatch.setattr("deepinfer_kvstore.root_lane.MAX_QUEUED_BYTES", 3 * CODE.shards * 4096)
     roots = six_roots()
     backend = erasure(roots, GEOMETRY, CODE)
     with opened(backend) as slab:
