@@ -1,5 +1,6 @@
 """A store that collects: what stays, what is given back, and what others see."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
@@ -259,3 +260,27 @@ def test_a_slab_that_somebody_removes_is_forgotten_and_storing_goes_on(
     assert get(other, range(8)) == [payload(n) for n in range(8)]
     store.close()
     other.close()
+
+
+def test_trouble_of_the_root_is_said_once_and_collection_goes_on_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path, slabs=8, collect_interval_s=0.01, io_timeout_s=0.2)
+    put(store, range(7 * SLAB_SLOTS))
+    gone = tmp_path / "away"
+    tries = 0
+
+    def hold() -> bool:
+        nonlocal tries
+        tries += 1
+        os.listdir(gone)  # as the lease's own look at a directory that is away
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._gc._collector._lease, "hold", hold)  # type: ignore[union-attr]
+        assert eventually(lambda: tries > 5)
+    assert [str(gone) in record.getMessage() for record in caplog.records if "collection" in record.getMessage()] == [
+        True
+    ]
+    assert eventually(lambda: store.stats().evicted.get("space", 0) > 0)
+    store.close()
