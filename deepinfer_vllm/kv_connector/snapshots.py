@@ -98,7 +98,8 @@ class SnapshotScheduler:
         interval = self._windows.interval_tokens
         boundary: int = min(hit, request.num_tokens - 1) // interval * interval
         while boundary > computed and hit - boundary <= self._windows.window_tokens:
-            payload = self._ring.get(self._key(request, boundary))
+            key = self._key(request, boundary)
+            payload = self._ring.get(key) if key in self._ring else None
             if payload is not None and len(payload) == self._windows.payload_bytes(boundary):
                 tracked.boundary, tracked.payload = boundary, payload
                 return boundary
@@ -123,8 +124,7 @@ class SnapshotScheduler:
         if external_tokens == 0:
             tracked.boundary, tracked.payload = 0, None
             return
-        blocks = self._blocks(block_ids, tracked.boundary)
-        assert blocks is not None, "vLLM allocates the window before the end of a hit"
+        blocks = self._blocks(block_ids, tracked.boundary) or ()  # none would be a failed load
         self._plan.restores.append(Restore(request.request_id, blocks, tracked.payload))
         tracked.payload = None
 
@@ -168,9 +168,10 @@ class SnapshotScheduler:
         return plan if plan.captures or plan.restores else None
 
     def captured(self, payloads: dict[bytes, bytes]) -> None:
-        """Keep what the ranks have taken."""
+        """Keep what the ranks have taken; what they could not is empty."""
         for key, payload in payloads.items():
-            if self._ring.put(key, payload, self._sequences.pop(key, key)) and self._exchange is not None:
+            sequence = self._sequences.pop(key, key)
+            if payload and self._ring.put(key, payload, sequence) and self._exchange is not None:
                 self._exchange.announce(key)
 
     def failed(self, request_ids: set[str]) -> None:
