@@ -149,6 +149,21 @@ def test_more_than_m_roots_gone_is_an_error_and_no_bytes() -> None:
         erasure(roots, GEOMETRY, CODE).open("00000009-00000000.slab", write=False)
 
 
+def test_a_slab_that_a_root_lacks_is_not_gone_while_others_are_away() -> None:
+    """FileNotFoundError would have its blocks deleted."""
+    roots = six_roots()
+    with opened(erasure(roots, GEOMETRY, CODE, lost=(5,))) as slab:
+        write(slab, 0, b"w" * SLOT)
+    backend = erasure(roots, GEOMETRY, CODE, lost=(0, 1))
+    with pytest.raises(OSError, match="open: 3 of 6 roots can") as failed:
+        backend.open(NAME, write=False)
+    assert not isinstance(failed.value, FileNotFoundError)
+    backend.close()
+    backend = erasure(roots, GEOMETRY, CODE, lost=(0,))
+    with opened(backend, create=False) as slab:
+        assert read(slab, 0) == b"w" * SLOT
+
+
 def test_a_held_up_root_holds_up_no_read_and_never_touches_buffers_handed_back() -> None:
     """The read is over while the root still holds its shard; what it delivers later falls into private memory."""
     roots = six_roots()
