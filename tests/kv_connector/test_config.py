@@ -146,3 +146,11 @@ def test_host_memory_is_shared_by_the_engines_of_a_host(llama: str) -> None:
     one, two = (config_with(ours(), model=llama, data_parallel_size=size) for size in (1, 2))
     extras = [config.kv_transfer_config.kv_connector_extra_config for config in (one, two)]
     assert extras[0]["cpu_bytes_to_use"] == 2 * extras[1]["cpu_bytes_to_use"]
+
+
+def test_a_coded_store_is_configured_like_any_other_option() -> None:
+    roots = [f"/disk{number}/kv" for number in range(12)]
+    extra = {"root": roots[0], "capacity_bytes": 1 << 40, "ec": "10+2", "roots": roots}
+    assert ConnectorConfig.parse(extra).options.roots == tuple(map(Path, roots))
+    with pytest.raises(StoreConfigError, match="11 roots for ec 10.2: it needs 12"):
+        ConnectorConfig.parse({**extra, "roots": roots[1:]})
