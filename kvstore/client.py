@@ -115,29 +115,25 @@ class CheckClient:
             frame = pack(message)
             if self._connection:
                 try:
-                    return self._exchange_on(self._connection, frame, deadline)
+                    return self._exchange_once(frame, deadline)
                 except TimeoutError:
-                    self._patience.failed()
                     raise
                 except OSError:
                     pass  # the server has closed what was idle, or was started anew: once more
-            connection = self._connected(deadline)
-            try:
-                answer = self._exchange_on(connection, frame, deadline)
-            except BaseException:
-                self._patience.failed()
-                raise
-            self._patience.succeeded()
-            return answer
+            return self._exchange_once(frame, deadline)
         finally:
             self._lock.release()
 
-    def _exchange_on(self, connection: socket.socket, frame: bytes, deadline: float) -> Message:
+    def _exchange_once(self, frame: bytes, deadline: float) -> Message:
+        connection = self._connected(deadline)
         try:
-            return exchange(connection, frame, deadline)
+            answer = exchange(connection, frame, deadline)
         except BaseException:
             self._drop()  # or the next answer would be this question's
+            self._patience.failed()
             raise
+        self._patience.succeeded()
+        return answer
 
     def _connected(self, deadline: float) -> socket.socket:
         """The connection. A new one comes about in a thread, which goes on if the caller cannot wait.

@@ -65,10 +65,7 @@ class Transfer:
             return self._changed.wait_for(lambda: self._left == 0, seconds)
 
     def when_done(self, callback: Callable[["Transfer"], None]) -> None:
-        """Call `callback(self)` once done: on a thread of the store, or at once if it is done already.
-
-        It must not wait for the store, whose threads would then wait for it.
-        """
+        """Call `callback(self)` once done: on a thread of the store, or at once if it is done already."""
         with self._changed:
             if self._left:
                 self._callbacks.append(callback)
