@@ -67,7 +67,7 @@ def _arguments() -> argparse.Namespace:
     add("--blocks", type=int, default=128, help="of each request; default: 128")
     add("--threads", type=int, default=8, help="of the store and of the raw file; default: 8, the store's own")
     add("--directory", type=Path, help="where the bytes go and are removed again; default: the temporary directory")
-    add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for kvstore.json and kvstore.md")
+    add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for kvstore.json, .md and .svg")
     args = parser.parse_args()
     for name in ("sessions", "rounds", "blocks", "threads"):
         if getattr(args, name) < 1:

@@ -87,6 +87,8 @@ class AsyncCheckClient:
             answers = step
         except UNANSWERED as error:
             answers = unanswered(error, len(questions))
+            if isinstance(error, TimeoutError):  # to the exchange it is a caller that has gone
+                self._patience.failed()
         self.failures.update(answer.reason for answer in answers if answer.reason)
         return answers
 
@@ -102,23 +104,26 @@ class AsyncCheckClient:
         try:
             if slot.stream:
                 try:
-                    return await self._exchange_on(slot, frame)
+                    return await self._exchange_on(slot, slot.stream, frame)
                 except (ConnectionError, EOFError):
                     pass  # the server has closed what was idle, or was started anew: once more
-            return await self._exchange_on(slot, frame)
+            stream = await self._connected(slot)
+            try:
+                answer = await self._exchange_on(slot, stream, frame)
+            except Exception:
+                self._patience.failed()
+                raise
+            self._patience.succeeded()
+            return answer
         finally:
             self._free.put_nowait(slot)
 
-    async def _exchange_on(self, slot: _Slot, frame: bytes) -> Message:
-        stream = await self._connected(slot)
+    async def _exchange_on(self, slot: _Slot, stream: Stream, frame: bytes) -> Message:
         try:
-            answer = await _exchange(stream, frame)
+            return await _exchange(stream, frame)
         except BaseException:
             slot.drop()  # or the next answer would be this question's
-            self._patience.failed()
             raise
-        self._patience.succeeded()
-        return answer
 
     async def _connected(self, slot: _Slot) -> Stream:
         """The slot's connection. A new one comes about in a task, which goes on if the caller cannot wait.

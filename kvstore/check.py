@@ -43,8 +43,7 @@ class Checker:
             raise
         self._metrics.check_seconds.observe(monotonic() - began)
         self._metrics.checks.labels("hit" if reply.hit_tokens else "miss").inc()
-        self._metrics.asked_tokens.inc(tokens)
-        self._metrics.hit_tokens.inc(reply.hit_tokens)
+        self._metrics.count_tokens(request.tenant, tokens, reply.hit_tokens)
         return reply
 
     def redeem(self, ticket: bytes) -> Ticket:

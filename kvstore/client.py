@@ -115,25 +115,29 @@ class CheckClient:
             frame = pack(message)
             if self._connection:
                 try:
-                    return self._exchange_once(frame, deadline)
+                    return self._exchange_on(self._connection, frame, deadline)
                 except TimeoutError:
+                    self._patience.failed()
                     raise
                 except OSError:
                     pass  # the server has closed what was idle, or was started anew: once more
-            return self._exchange_once(frame, deadline)
+            connection = self._connected(deadline)
+            try:
+                answer = self._exchange_on(connection, frame, deadline)
+            except BaseException:
+                self._patience.failed()
+                raise
+            self._patience.succeeded()
+            return answer
         finally:
             self._lock.release()
 
-    def _exchange_once(self, frame: bytes, deadline: float) -> Message:
-        connection = self._connected(deadline)
+    def _exchange_on(self, connection: socket.socket, frame: bytes, deadline: float) -> Message:
         try:
-            answer = exchange(connection, frame, deadline)
+            return exchange(connection, frame, deadline)
         except BaseException:
             self._drop()  # or the next answer would be this question's
-            self._patience.failed()
             raise
-        self._patience.succeeded()
-        return answer
 
     def _connected(self, deadline: float) -> socket.socket:
         """The connection. A new one comes about in a thread, which goes on if the caller cannot wait.

@@ -42,7 +42,10 @@ class DaemonOptions:
     """How a daemon is started."""
 
     root: Path
+    """The store's directory, or the first of an erasure-coded store's."""
     roles: Sequence[str] = ("check", "index", "gc")
+    more_roots: Sequence[Path] = ()
+    """With erasure coding, the roots after the first, in their order."""
     index_dir: Path | None = None
     """Local directory of indexes; the default is the engines' own."""
     socket: Path | None = None
@@ -67,7 +70,7 @@ class Daemon:
         self.options = options
         self.index_dir = options.index_dir or default_index_dir(options.root)
         require_local(self.index_dir)
-        self.namespaces = Namespaces(options.root, self.index_dir)
+        self.namespaces = Namespaces(options.root, self.index_dir, options.more_roots)
         self.metrics = Metrics()
         self.tcp_port = self.swa_port = self.metrics_port = 0
         """Ports that were got, where 0 was asked for."""

@@ -94,12 +94,14 @@ class ErasureBackend:
             slab.attach(index, backend.open(name, write=write))
 
         votes = self.ask(slab.lanes, attach, write=write)
+        lacking = [index for index, error in votes.errors().items() if isinstance(error, FileNotFoundError)]
         try:
+            if len(lacking) > self.code.parity:  # only then is it gone for good, and not while roots are away
+                raise FileNotFoundError(errno.ENOENT, f"{len(lacking)} roots do not have it", name)
             votes.demand(self.code.data, "open", name)
         except OSError:
             slab.close()
             raise
-        lacking = [index for index, error in votes.errors().items() if isinstance(error, FileNotFoundError)]
         if write and lacking:
             self.ask(slab.lanes, lambda index, backend: self._create(slab, index, backend), write=True, of=lacking)
         return slab

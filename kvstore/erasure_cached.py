@@ -24,30 +24,31 @@ def read_cached(
 
     With `verify`, also whether their hashes are right. What the pieces hold is undefined if not.
     """
-    size, rest_bytes = shards.shard_bytes, shards.stored_bytes - shards.shard_bytes
-    room = memoryview(bytearray(len(reads) * len(slots) * rest_bytes))
-    rests = iter([room[at : at + rest_bytes] for at in range(0, len(room), rest_bytes)])
+    size, rest_bytes, count = shards.shard_bytes, shards.stored_bytes - shards.shard_bytes, len(slots)
+    room = memoryview(bytearray(len(reads) * count * rest_bytes))
+    rests = [room[at : at + rest_bytes] for at in range(0, len(room), rest_bytes)]
+    firsts = [pieces[0][1] for pieces in slots]
+    shortest = min(first.nbytes for first in firsts)
     hashes: list[int] = []
     for index, read in enumerate(reads):
-        begin, end = index * size, min((index + 1) * size, shards.slot_bytes)
-        padding = [memoryview(bytearray(size - max(end - begin, 0)))] if end - begin < size else []
-        parts = [_cut(pieces, begin, end) + padding for pieces in slots]
-        buffers: list[memoryview] = []
-        for part, rest in zip(parts, rests, strict=False):
-            buffers += part
-            buffers.append(rest)
-        if len(buffers) > _IOV_MAX or not read(first_slot, len(slots), buffers):
+        begin, end = index * size, (index + 1) * size
+        behind = rests[index * count : (index + 1) * count]
+        if end <= shortest:  # nearly always
+            parts = [[first[begin:end]] for first in firsts]
+            buffers = [buffer for (part,), rest in zip(parts, behind, strict=True) for buffer in (part, rest)]
+        else:
+            padding = memoryview(bytearray(size))[: size - max(min(end, shards.slot_bytes) - begin, 0)]
+            parts = [[*_cut(pieces, begin, end), padding] for pieces in slots]
+            buffers = [buffer for part, rest in zip(parts, behind, strict=True) for buffer in (*part, rest)]
+        if len(buffers) > _IOV_MAX or not read(first_slot, count, buffers):
             return False
         if verify:
             hashes += [_hash(part) for part in parts]
-    return shards.are_whole(room, len(slots), first_slot, hashes)
+    return shards.are_whole(room, count, first_slot, hashes)
 
 
 def _cut(pieces: Pieces, begin: int, end: int) -> list[memoryview]:
     """The bytes from `begin` to `end` of a slot."""
-    first = pieces[0][1]
-    if end <= first.nbytes:  # nearly always
-        return [first[begin:end]]
     return [piece[max(begin - at, 0) : end - at] for at, piece in pieces if at < end and begin < at + piece.nbytes]
 
 

@@ -100,7 +100,7 @@ class ErasureSlab:
                     continue
                 row = arena.row(index)
                 arena.hold()
-                if not lane.write(_write(lane, handle, index, first_slot, row, votes, arena.let_go), row.nbytes):
+                if not lane.write(_write(lane, handle, index, first_slot, row, votes, arena.let_go), arena.rows.nbytes):
                     arena.let_go()
                     votes.lost(index, OSError(errno.EBUSY, "too much waits to be written", lane.name))
         finally:

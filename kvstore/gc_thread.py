@@ -39,12 +39,14 @@ class GcThread:
     def _run(self) -> None:
         with suppress(OSError):  # Linux has a priority for each thread; it may be lower already
             os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
+        said = ""
         while not self._closing.wait(self._interval_s):
             try:
                 self._evicted(self._collector.step().evicted)
                 self._upkeep.step()
+                said = ""
             except OSError as error:
-                _log.warning("kv store: collection: %s", error)
-            except Exception:  # nothing is collected any more once this thread has ended
-                _log.exception("kv store: collection ended in an error of the program")
+                if str(error) != said:  # once while it stays the same
+                    said = str(error)
+                    _log.warning("kv store: collection: %s: it is tried again", error)
         self._collector.release()

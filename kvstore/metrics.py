@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 PREFIX = "deepinfer_kvstore_"
+MAX_TENANTS = 64
 _BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.3, 1.0)
 
 
@@ -40,8 +41,9 @@ class Metrics:
             PREFIX + "check_seconds", "Time of one CHECK in the server.", buckets=_BUCKETS, registry=self.registry
         )
         self.checks = counter("checks", "CHECKs by how they ended: hit, miss, resend, or an error's code.", "result")
-        self.asked_tokens = counter("asked_tokens", "Tokens of the prompts that were asked about.")
-        self.hit_tokens = counter("hit_tokens", "Tokens of them that were found.")
+        self._asked_tokens = counter("asked_tokens", "Tokens of the prompts that were asked about.", "tenant")
+        self._hit_tokens = counter("hit_tokens", "Tokens of them that were found.", "tenant")
+        self._tenants: set[str] = set()
         self.connections = gauge("connections", "Open connections.")
         self.refused = counter("refused", "Connections closed or requests turned away, by reason.", "reason")
         self.tickets = gauge("tickets", "Tickets that hold blocks.")
@@ -49,6 +51,14 @@ class Metrics:
         self.snapshots = gauge("snapshots", "Snapshots in the directory of role swa.")
         self.applied = counter("journal_records", "Journal records applied to the index, by kind.", "op")
         self.evicted = counter("evicted_blocks", "Blocks collected, by reason.", "reason")
+
+    def count_tokens(self, tenant: str, asked: int, hit: int) -> None:
+        """Count a CHECK's tokens. Tenants beyond the first `MAX_TENANTS` are counted as `other`."""
+        if len(self._tenants) < MAX_TENANTS:
+            self._tenants.add(tenant)
+        label = tenant if tenant in self._tenants else "other"
+        self._asked_tokens.labels(label).inc(asked)
+        self._hit_tokens.labels(label).inc(hit)
 
     def watch(self, states: Callable[[], Iterable[NamespaceState]]) -> None:
         """Ask `states` at each scrape."""

@@ -1,6 +1,7 @@
 """The namespaces below a root, with their indexes: found and brought up to date while others make and remove them."""
 
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,9 +16,11 @@ from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.metrics import NamespaceState
+from deepinfer_kvstore.opening import Places
 from deepinfer_kvstore.quota import Quota
 from deepinfer_kvstore.record import Op, Record
 from deepinfer_kvstore.scribe import Scribe
+from deepinfer_kvstore.stripe_set import existing_set
 
 _NAME = re.compile("[0-9a-f]{16}")
 _MAX_META_BYTES = 1 << 20
@@ -30,17 +33,19 @@ _log = logging.getLogger(__name__)
 class Namespace:
     """One namespace as its readers need it. Thread-safe."""
 
-    def __init__(self, directory: Path, descriptor: Descriptor, index_dir: Path) -> None:
-        """Raises:
-        StoreConfigError: the index cannot be on `index_dir`.
+    def __init__(self, places: Places, descriptor: Descriptor, root: Path, index_dir: Path) -> None:
+        """`root`: the one that engines name.
+
+        Raises:
+            StoreConfigError: the index cannot be on `index_dir`.
         """
-        self.name = directory.name
-        self.directory = directory
+        self.name = descriptor.directory
+        self.places = places
         self.descriptor = descriptor
         self.hasher = ChainHasher(descriptor.hash_tokens, bytes.fromhex(descriptor.none_hash))
-        self.index = Index.open(index_dir / self.name, descriptor.digest(), root=str(directory.parent))
-        self._journals = JournalSet([directory / "journals"], descriptor.digest())
-        self._scribe = Scribe(directory, descriptor.digest(), self.index)
+        self.index = Index.open(index_dir / self.name, descriptor.digest(), root=str(root))
+        self._journals = JournalSet(places.journals, descriptor.digest())
+        self._scribe = Scribe(places, descriptor.digest(), self.index)
         self._pins: dict[Key, int] = {}
         self._pinning = Lock()
         self._syncing = Lock()
@@ -92,7 +97,7 @@ class Namespace:
 
     def look(self) -> None:
         """See what engines have set anew. Reads the root."""
-        if quota := Quota.read(self.directory / "quota.json"):
+        if quota := Quota.read(self.places.found("quota.json")):
             self._quota = quota.slot_bytes, quota.capacity_bytes
 
     def close(self) -> None:
@@ -108,15 +113,19 @@ class Namespace:
 
 
 class Namespaces:
-    """All namespaces of one root. Thread-safe."""
+    """All namespaces of one store. Thread-safe."""
 
-    def __init__(self, root: Path, index_dir: Path) -> None:
-        """Raises:
-        StoreConfigError: `root` is no directory.
+    def __init__(self, root: Path, index_dir: Path, more_roots: Sequence[Path] = ()) -> None:
+        """`more_roots`: with erasure coding, those after the first, in their order.
+
+        Raises:
+            StoreConfigError: `root` is no directory, or the roots are not those of a store.
         """
-        if not root.is_dir():
+        self._stripe_set = existing_set([root, *more_roots])
+        if not self._stripe_set and not root.is_dir():
             raise StoreConfigError(f"root {root} is not a directory: create it, or mount its file system")
-        self.root = root.resolve()
+        self._roots = self._stripe_set.control_roots if self._stripe_set else [root.resolve()]
+        self._root = root.resolve()
         self._index_dir = index_dir
         self._open: dict[str, Namespace] = {}
         self._said: dict[str, str] = {}
@@ -133,19 +142,19 @@ class Namespaces:
             return list(self._open.values())
 
     def scan(self) -> None:
-        """Look for new ones and let go of removed ones. Reads the root; one that cannot be read is logged once.
+        """Look for new ones and let go of removed ones. Reads the roots; one that cannot be read is logged once.
 
         Raises:
-            OSError: the root cannot be listed.
+            OSError: no root can be listed.
         """
-        there = {path.name: path for path in self.root.iterdir() if _NAME.fullmatch(path.name)}
-        for name in self._open.keys() - there.keys():
+        there = self._names()
+        for name in self._open.keys() - there:
             with self._lock:
                 gone = self._open.pop(name)
             gone.close()
-        for name in there.keys() - self._open.keys():
+        for name in there - self._open.keys():
             try:
-                found = self._read(there[name])
+                found = self._read(name)
             except (OSError, ValueError, TypeError) as error:
                 if self._said.get(name) != str(error):
                     self._said[name] = str(error)
@@ -157,8 +166,21 @@ class Namespaces:
         for namespace in self.all():
             namespace.look()
 
-    def _read(self, directory: Path) -> Namespace | None:
-        meta = directory / "meta.json"
+    def _names(self) -> set[str]:
+        names: set[str] = set()
+        failures: list[OSError] = []
+        for root in self._roots:
+            try:
+                names.update(name for name in os.listdir(root) if _NAME.fullmatch(name))
+            except OSError as error:  # its replicas may be there
+                failures.append(error)
+        if len(failures) == len(self._roots):
+            raise failures[0]
+        return names
+
+    def _read(self, name: str) -> Namespace | None:
+        metas = [root / name / "meta.json" for root in self._roots]
+        meta = next((path for path in metas if path.exists()), metas[0])
         try:
             with meta.open("rb") as file:
                 text = file.read(_MAX_META_BYTES).decode()
@@ -166,9 +188,10 @@ class Namespaces:
             return None
         descriptor = Descriptor.from_json(text, str(meta))
         _check(descriptor, meta)
-        if descriptor.directory != directory.name:
+        if descriptor.directory != name:
             raise StoreConfigError(f"{meta} describes {descriptor.directory}: remove the directory or put it back")
-        return Namespace(directory, descriptor, self._index_dir)
+        places = Places(self._roots, descriptor, self._stripe_set)
+        return Namespace(places, descriptor, self._root, self._index_dir)
 
     def close(self) -> None:
         """Idempotent."""
@@ -187,8 +210,6 @@ def _check(descriptor: Descriptor, meta: Path) -> None:
     if not all(type(number) is int and 0 < number < 1 << 32 for number in numbers) or any(
         size % unit for size in sizes
     ):
-        raise StoreConfigError(
-            f"{meta}: tokens, windows and bytes of blocks must be whole numbers above 0: remove the directory"
-        )
+        raise StoreConfigError(f"{meta}: tokens, windows and bytes of blocks must be whole numbers above 0: purge it")
     if not descriptor.groups or any(not 0 <= group.schema < 1 << 16 for group in descriptor.groups):
-        raise StoreConfigError(f"{meta}: it needs groups, of schemas 0 to 65535: remove the directory")
+        raise StoreConfigError(f"{meta}: it needs groups, of schemas 0 to 65535: purge it")

@@ -89,14 +89,15 @@ class PosixBackend:
     """Slabs in a directory. Thread-safe."""
 
     def __init__(self, directory: Path, geometry: Geometry, *, direct: Direct = "auto") -> None:
-        """Raises:
-        StoreConfigError: `direct` is on, and the file system cannot.
+        """
+        Raises:
+            StoreConfigError: `direct` is "on", and the file system of `directory` has no O_DIRECT.
         """
         self._directory = directory
         self._geometry = geometry
         self._direct = direct
-        if direct == "on" and not self._can_direct():
-            raise StoreConfigError(f"{directory}: the file system has no O_DIRECT: leave direct at 'auto'")
+        if direct == "on":
+            self._require_direct()
 
     def create(self, name: str, slot_bytes: int, slots: int) -> PosixSlab:
         """See `backend.Backend`."""
@@ -143,17 +144,19 @@ class PosixBackend:
     def close(self) -> None:
         """See `backend.Backend`."""
 
-    def _can_direct(self) -> bool:
-        """By a new file; where none can be made, slabs will tell."""
+    def _require_direct(self) -> None:
         path = self._directory / f".direct-{secrets.token_hex(8)}"
         try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o600))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o600))
         except OSError as error:
-            return error.errno != errno.EINVAL
+            if error.errno == errno.EINVAL:
+                raise StoreConfigError(
+                    f"{self._directory}: the file system has no O_DIRECT: leave direct at 'auto'"
+                ) from error
+            # Who may only read finds out when reading.
         finally:
             with suppress(OSError):
                 path.unlink()
-        return True
 
     def _direct_fd(self, path: Path, access: int) -> int | None:
         if self._direct == "off":

@@ -87,6 +87,7 @@ class CheckRequest:
     ticket_seconds: float = 0.0
     """Hold what is found for so long, and give a ticket; 0 for none."""
     tenant: str = ""
+    """For the metrics. What keeps tenants apart is the salt."""
     extra: ExtraKeys = field(default_factory=ExtraKeys)
 
     def message(self) -> Message:

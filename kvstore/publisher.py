@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 from time import monotonic
 from typing import NamedTuple
 
@@ -41,8 +41,6 @@ class Publisher:
         self._each_round = each_round
         self._interval_s = interval_s
         self._waiting: list[Publication] = []
-        self._owed: list[Record] = []
-        """What folding told us to append, and the journal has not taken: the index says it once."""
         self._begun = self._ended = 0
         self._wanted = 0
         self._closed = False
@@ -60,9 +58,9 @@ class Publisher:
         publication.done(0)
 
     def sync(self, seconds: float) -> bool:
-        """Wait for a whole round, at most `seconds`; whether there was one."""
+        """Wait for a whole round, at most `seconds`; whether there was one. On the publisher's own thread, no."""
         with self._changed:
-            if self._closed:
+            if self._closed or current_thread() is self._thread:
                 return False
             wanted = self._wanted = max(self._wanted, self._begun + 1)
             self._changed.notify_all()
@@ -100,9 +98,9 @@ class Publisher:
         kept = 0
         with self._survived():
             kept = self._append(records) if records else 0
-            self._owed += self._fold().superseded
-            if self._owed:
-                del self._owed[: self._append(self._owed)]
+            applied = self._fold()
+            if applied.superseded:
+                self._append(applied.superseded)
         for publication in publications:
             of_these = min(kept, len(publication.records))
             kept -= of_these

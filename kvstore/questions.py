@@ -2,7 +2,7 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from time import monotonic
@@ -13,6 +13,7 @@ from deepinfer_kvstore.chain import Chain, ChainHasher, Tokens, as_tokens
 from deepinfer_kvstore.extra_keys import NOTHING_EXTRA, ExtraKeys
 from deepinfer_kvstore.keys import HASH_BYTES
 from deepinfer_kvstore.protocol import (
+    MAX_FRAME_BYTES,
     MAX_REQUESTS,
     CheckReply,
     CheckRequest,
@@ -23,9 +24,7 @@ from deepinfer_kvstore.protocol import (
 )
 
 CONVERSATION_BYTES = 16 << 20
-"""Hashes that a client keeps,"""
-MAX_TURNS = 1 << 14
-"""of so many conversations."""
+"""Hashes that a client keeps."""
 NAMESPACES_SECONDS = 1.0
 """A namespace that is not there is not asked for again for so long."""
 
@@ -142,9 +141,10 @@ class Questions:
         asked = [self._hash(question) for question in questions]
         left = [one for one in asked if one.name]
         for _ in range(2):  # once more for chains that the server has forgotten
-            if not left:
-                break
-            left = self._settle(left, (yield {"op": "check", "requests": [one.request() for one in left]}))
+            again: list[_Asked] = []
+            for batch in _batches(left):
+                again += self._settle(batch, (yield {"op": "check", "requests": [one.request() for one in batch]}))
+            left = again
         return [one.answer for one in asked]
 
     def _learn(self, message: Message) -> None:
@@ -231,9 +231,21 @@ class Questions:
                 return
             self._turns[place] = one.turn
             self._turn_bytes += len(one.packed)
-            while self._turn_bytes > CONVERSATION_BYTES or len(self._turns) > MAX_TURNS:
+            while self._turn_bytes > CONVERSATION_BYTES:
                 _, oldest = self._turns.popitem(last=False)
                 self._turn_bytes -= len(oldest.packed)
+
+
+def _batches(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
+    """What fits into frames together."""
+    batch: list[_Asked] = []
+    for one in asked:
+        if batch and sum(len(each.packed) for each in batch) + len(one.packed) > MAX_FRAME_BYTES // 2:
+            yield batch
+            batch = []
+        batch.append(one)
+    if batch:
+        yield batch
 
 
 def _digest(tokens: "array[int]", count: int) -> bytes:

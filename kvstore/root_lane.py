@@ -17,7 +17,7 @@ Job = Callable[[], None]
 PROBE_SECONDS = 1.0
 """How long a root that failed or is slow rests before it is tried again."""
 MAX_QUEUED_BYTES = 64 << 20
-"""Bytes that may wait to be written to one root; it goes without the writes beyond."""
+"""Memory that writes which wait for one root may hold; it goes without the writes beyond."""
 _LATEST = 0.25  # weight of the latest read in the running mean
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Lane:
         self._threads[write].do(job)
 
     def write(self, job: Job, size: int) -> bool:
-        """Do `job`, which writes `size` bytes; False, and never, if too much waits already."""
+        """Do `job`, which holds `size` bytes of memory; False, and never, if too much waits already."""
         with self._lock:
             if self._queued_bytes + size > MAX_QUEUED_BYTES:
                 return False

@@ -2,15 +2,13 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import monotonic
 
 from deepinfer_kvstore.compaction import Compactor
-from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.network_fs import file_system_type, is_network
-from deepinfer_kvstore.ownership import require_same_owner
+from deepinfer_kvstore.opening import Places
 from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.writer import Claims, Writer
 
@@ -25,21 +23,20 @@ class Scribe:
 
     def __init__(
         self,
-        directory: Path,
+        places: Places,
         namespace: bytes,
         index: Index,
         *,
         lease_s: float = 30.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`directory`: the namespace's, of digest `namespace`; `index` keeps the journal short."""
-        journals = directory / "journals"
-        shared = is_network(file_system_type(directory))
-        self._directory = directory
+        """`places`: of the namespace of digest `namespace`; `index` keeps the journal short."""
+        shared = any(is_network(file_system_type(root)) for root in places.roots)
+        self._directory = places.namespace
         self._index = index
         self._compactor: Compactor | None = None
         self._claims = Claims(
-            [directory / "writers"], [journals], namespace, _NO_SLABS, lease_s=lease_s, shared=shared, clock=clock
+            places.writers, places.journals, namespace, _NO_SLABS, lease_s=lease_s, shared=shared, clock=clock
         )
         self._lease_s = lease_s
         self._clock = clock
@@ -55,11 +52,10 @@ class Scribe:
             self.beat()
             if self._writer is None or not self._writer.held():
                 self.close()
-                require_same_owner(self._directory)
                 self._writer = self._claims.claim()
                 self._compactor = Compactor(self._writer.journal, self._index, self._writer.held)
             return self._writer.journal.append(records) == len(records)
-        except (OSError, StoreConfigError) as error:
+        except OSError as error:
             _log.warning("%s: no journal, so nothing is held against collection: %s", self._directory, error)
             self._retry_at = self._clock() + RETRY_SECONDS
             return False

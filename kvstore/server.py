@@ -49,8 +49,7 @@ class Limits:
     """What peers together, or one of them, may take."""
 
     connections: int = 256
-    """At a time, over the unix sockets and over TCP each: who knows no token cannot keep this node's own processes out.
-    """
+    """At a time; as many over TCP again, so that strangers leave room for this node's own."""
     inflight_bytes: int = 64 << 20
     """Bytes of frames that are being read or answered, of all peers together."""
     waiting: int = 32
@@ -83,7 +82,8 @@ class Server:
         self._rates = RateLimit(limits.checks_per_second)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="check")
         self._servers: list[asyncio.Server] = []
-        self._peers: dict[asyncio.Task[None], bool] = {}  # whether it came over TCP
+        self._local: set[asyncio.Task[None]] = set()
+        self._remote: set[asyncio.Task[None]] = set()
         self._inflight_bytes = 0
         self._waiting = 0
         self._operations: dict[str, Callable[[Message], Message]] = {
@@ -109,12 +109,12 @@ class Server:
         assert self._token, "TCP without a token"
 
         def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if tls:
-                assert isinstance(writer.transport, asyncio.Transport)
-                writer.transport.pause_reading()  # what comes before `start_tls` would be lost
-            self._accept(reader, writer, self._token, tls)
+            self._accept(reader, writer, self._token)
 
-        server = await asyncio.start_server(peer, host, port, limit=_READ_BYTES)
+        handshake = self._limits.frame_seconds if tls else None
+        server = await asyncio.start_server(
+            peer, host, port, limit=_READ_BYTES, ssl=tls, ssl_handshake_timeout=handshake
+        )
         self._servers.append(server)
         found: int = server.sockets[0].getsockname()[1]
         return found
@@ -123,46 +123,33 @@ class Server:
         """End all connections and stop listening."""
         for server in self._servers:
             server.close()
-        for peer in self._peers:
+        peers = self._local | self._remote
+        for peer in peers:
             peer.cancel()
-        await asyncio.gather(*self._peers, return_exceptions=True)
+        await asyncio.gather(*peers, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _accept(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        token: str | None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        over_tcp = token is not None
-        if sum(each == over_tcp for each in self._peers.values()) >= self._limits.connections:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str | None) -> None:
+        peers = self._local if token is None else self._remote
+        if len(peers) >= self._limits.connections:
             self._metrics.refused.labels("connections").inc()
             writer.transport.abort()
             return
-        task = asyncio.ensure_future(self._serve(reader, writer, token, tls))
-        self._peers[task] = over_tcp
-        self._metrics.connections.set(len(self._peers))
+        task = asyncio.ensure_future(self._serve(reader, writer, token))
+        peers.add(task)
+        self._metrics.connections.inc()
         task.add_done_callback(self._peer_left)
 
     def _peer_left(self, task: "asyncio.Task[None]") -> None:
-        self._peers.pop(task, None)
-        self._metrics.connections.set(len(self._peers))
+        self._local.discard(task)
+        self._remote.discard(task)
+        self._metrics.connections.dec()
         if not task.cancelled() and (error := task.exception()):
             _log.error("CHECK connection", exc_info=error)
 
-    async def _serve(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        token: str | None,
-        tls: ssl.SSLContext | None,
-    ) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str | None) -> None:
         peer = (writer.get_extra_info("peername") or [None])[0] if token else writer
         try:
-            if tls:  # here and not by the listener, which would not count those that are at it
-                async with self._on_time(asyncio.get_running_loop().time() + self._limits.frame_seconds):
-                    await writer.start_tls(tls)
             async with self._frame(reader, self._limits.frame_seconds, MAX_HELLO_BYTES) as body:
                 answer = _greet(unpack(body), token)
             while True:

@@ -35,6 +35,7 @@ class Shards:
         self.shard_bytes = code.shard_bytes(slot_bytes)
         self.stored_bytes = code.stored_bytes(slot_bytes)
         self._set = stripe_set
+        self._heads = (np.arange(code.data, dtype=np.uint64) << 32 | _MAGIC)[:, None]
         # zfec counts all shards where others count the parity.
         self._encoder = zfec.Encoder(code.data, code.shards)
         self._decoder = zfec.Decoder(code.data, code.shards)
@@ -81,11 +82,14 @@ class Shards:
             hashes: Of their bytes, in the same order; empty: they are not looked at.
         """
         rows = np.frombuffer(rests, np.uint8).reshape(self.code.data, slots, -1)
-        trailers = rows[:, :, :TRAILER_BYTES].view(_TRAILER)[:, :, 0]
-        whole = self._as_expected(trailers, range(self.code.data), first_slot)
-        if hashes:
-            whole &= trailers["hash"] == np.array(hashes, np.uint64).reshape(whole.shape)
-        return bool(whole.all() and (trailers["write"] == trailers["write"][0]).all())
+        words = rows[:, :, :TRAILER_BYTES].view("<u8")  # magic and index, slot, set, write, hash
+        if not (words[:, :, 0] == self._heads).all() or (words[0, :, 2] != self._set).any():
+            return False
+        if not (words[:, :, 1:5] == words[0, :, 1:5]).all():
+            return False
+        if (words[0, :, 1] != np.arange(first_slot, first_slot + slots, dtype=np.uint64)).any():
+            return False
+        return not hashes or bool((words[:, :, 5].reshape(-1) == np.array(hashes, np.uint64)).all())
 
     def join(self, rows: Rows, slot: int, indices: Sequence[int], pieces: "Pieces") -> int:
         """Write the bytes of the run's slot number `slot` into `pieces`, from its shards `indices`, k of one write.

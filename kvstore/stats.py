@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Lock
 
@@ -71,6 +71,10 @@ class Stats:
     used_bytes: int
     """Slots of live blocks in the namespace, all writers."""
     capacity_bytes: int
+    degraded_roots: int = 0
+    """Roots of an erasure-coded store that are lost, or fail."""
+    coded: Mapping[str, int] = field(default_factory=dict)
+    """What reads of an erasure-coded store met: the fields of `erasure_counters.Counters`."""
 
 
 class Counters:

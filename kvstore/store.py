@@ -1,13 +1,13 @@
 """The store: blocks of one namespace by key, in slabs below a directory that any number of processes share."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
+from typing import Any
 
 from deepinfer_kvstore.backend import Backend
 from deepinfer_kvstore.breaker import Breaker
@@ -63,7 +63,7 @@ def wall_ms() -> int:
 
 
 class Store:
-    """One process's access to a namespace. Thread-safe. A forked child's copy only misses and drops.
+    """One process's access to a namespace. Thread-safe. Not for forked children.
 
     After `open` nothing raises for what disks, networks or other writers do: a block is there, or it is a miss. Only
     `close` and `sync` wait for the root.
@@ -141,7 +141,6 @@ class Store:
         self._disk_slot_bytes = places.disk_slot_bytes(geometry.slot_bytes)
         self._is_full = False
         self._closed = False
-        self._process = os.getpid()
         self._slabs = OpenSlabs(backend, max_open(places.stripe_set.code.shards if places.stripe_set else 1))
         self._load_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
         self._store_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
@@ -170,8 +169,7 @@ class Store:
         """Whether each block is there, as far as this node knows. No I/O on the root."""
         if self._load_breaker.is_open():
             return [False] * len(keys)
-        found = self.index.contains(keys)
-        return [there and key not in self._suspects for there, key in zip(found, keys, strict=True)]
+        return self._there(keys)
 
     def longest_prefix(self, keys: Sequence[Key]) -> int:
         """How many leading blocks of a chain are there. No I/O on the root."""
@@ -186,7 +184,12 @@ class Store:
         """Load blocks into `buffers`: writable, of the blocks' lengths, page-aligned if they are to be fast.
 
         What a buffer holds after a miss is undefined.
+
+        Raises:
+            ValueError: not as many buffers as keys, or one that cannot be written.
         """
+        if any(buffer.readonly for buffer in buffers):
+            raise ValueError("a buffer to load into is read-only")
         transfer = Transfer(len(keys), self._deadline(timeout_s))
         if self._load_breaker.is_open():
             self._miss(transfer, list(range(len(keys))), Miss.BREAKER)
@@ -223,8 +226,7 @@ class Store:
             for number in range(len(blocks)):
                 transfer.settle(number, False)
             return transfer
-        found = self.index.contains([put.key for put in blocks])
-        there = [known and put.key not in self._suspects for known, put in zip(found, blocks, strict=True)]
+        there = self._there([put.key for put in blocks])
         new = [
             (number, put if _is_flat(put.buffer) else replace(put, buffer=put.buffer.cast("B")))
             for number, put in enumerate(blocks)
@@ -267,20 +269,22 @@ class Store:
 
     def stats(self) -> Stats:
         """What it has counted since it was opened."""
-        return self._counters.stats(
+        stats = self._counters.stats(
             queue_depth=self._threads.waiting(),
             inflight_bytes=self._stores.inflight_bytes,
             used_bytes=self.index.used_slots() * self._geometry.slot_bytes,
             capacity_bytes=self.options.capacity_bytes,
         )
+        if not self.options.ec:
+            return stats
+        coded: Any = self._backend
+        return replace(stats, degraded_roots=len(coded.degraded()), coded=coded.counters.totals())
 
     def close(self) -> None:
         """End what is under way, within `io_timeout_s`, and let another process go on with our slabs. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        if self._process != os.getpid():  # threads are the parent's, and so are lease and slabs
-            return
         collected = self._gc is None or self._gc.close(self.options.io_timeout_s)
         quiet = collected & self._threads.close(self.options.io_timeout_s)
         self._publisher.sync(self.options.io_timeout_s)
@@ -295,6 +299,12 @@ class Store:
             self._holdings.compactor.wait(self.options.io_timeout_s)
         self._journals.close()
         self.index.close()
+
+    def _there(self, keys: Sequence[Key]) -> list[bool]:
+        found = self.index.contains(keys)
+        if self._suspects:
+            return [there and key not in self._suspects for there, key in zip(found, keys, strict=True)]
+        return found
 
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.options.io_timeout_s if timeout_s is None else timeout_s)
@@ -338,7 +348,7 @@ class Store:
         return Fill(self._disk_slot_bytes, used, self.options.capacity_bytes // slot_bytes, self._disks.fullest())
 
     def _refusal(self) -> Drop | None:
-        if self._holdings is None or self._closed or self._process != os.getpid():
+        if self._holdings is None or self._closed:
             return Drop.READ_ONLY
         if self._is_full:
             return Drop.FULL

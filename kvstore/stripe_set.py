@@ -144,6 +144,21 @@ def open_set(roots: Sequence[Path], code: Code, *, create: bool) -> StripeSet:
     return StripeSet(common, code, tuple(roots), tuple(stripe is not None for stripe in stripes))
 
 
+def existing_set(roots: Sequence[Path]) -> StripeSet | None:
+    """The set that `roots` are, in their order; None for one root that is of no set.
+
+    Raises:
+        StoreConfigError: several roots of no set, or not all of one.
+    """
+    stripes = [Stripe.read(root) for root in roots]
+    known = next(filter(None, stripes), None)
+    if known:
+        return open_set(roots, known.code, create=False)
+    if len(roots) > 1:
+        raise StoreConfigError(f"roots {', '.join(map(str, roots))} are no erasure-coded store: name one root")
+    return None
+
+
 def _is_new(roots: Sequence[Path], stripes: Sequence[Stripe | None]) -> bool:
     """Whether nothing is in the roots yet, but for what a creation that was cut short has left."""
     try:

@@ -65,7 +65,10 @@ class Transfer:
             return self._changed.wait_for(lambda: self._left == 0, seconds)
 
     def when_done(self, callback: Callable[["Transfer"], None]) -> None:
-        """Call `callback(self)` once done: on a thread of the store, or at once if it is done already."""
+        """Call `callback(self)` once done: on a thread of the store, or at once if it is done already.
+
+        It must not wait for the store, whose threads would then wait for it.
+        """
         with self._changed:
             if self._left:
                 self._callbacks.append(callback)

@@ -63,6 +63,7 @@ class Votes(Generic[T]):
                 raise OSError(
                     errno.ETIMEDOUT, f"{what}: {len(self._won)} of {self._asked} roots did in time, {needed} must", name
                 )
-            # A root that fails now says more than one that is lost anyway.
-            reason = max(self._lost.values(), key=lambda error: error.errno != errno.ENODEV)
-            raise OSError(reason.errno, f"{what}: {can} of {self._asked} roots can ({reason}), {needed} must", name)
+            # A root that fails now says more than one that is lost, or has nothing.
+            reason = max(self._lost.values(), key=lambda error: error.errno not in (errno.ENODEV, errno.ENOENT))
+            number = errno.ENODEV if reason.errno == errno.ENOENT else reason.errno
+            raise OSError(number, f"{what}: {can} of {self._asked} roots can ({reason}), {needed} must", name)

@@ -33,9 +33,11 @@ def keys_of(tokens: Sequence[int], extra: ExtraKeys = NOTHING_EXTRA, schema: int
 
 @contextmanager
 def storing(tmp_path: Path, what: Descriptor | None = None, **changes: Any) -> Iterator[Store]:
-    """A store of `tmp_path`'s root, whose index is where the daemons of this file have theirs."""
-    (tmp_path / "root").mkdir(exist_ok=True)
-    store = Store.open(tmp_path / "root", what or namespace(), options(tmp_path, 64, **changes))
+    """A store of `tmp_path`'s root, or of `roots`, whose index is where the daemons of this file have theirs."""
+    roots = changes.get("roots", [tmp_path / "root"])
+    for root in roots:
+        root.mkdir(exist_ok=True)
+    store = Store.open(roots[0], what or namespace(), options(tmp_path, 64, **changes))
     try:
         yield store
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,7 +13,7 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
 from kv.contender import Contender, Request, Rows  # noqa: E402
 from kv.raw_file import RawCalls, RawFile  # noqa: E402
-from kv.report import Limit, judge, table  # noqa: E402
+from kv.report import Limit, judge, table, write  # noqa: E402
 from kv.slab_store import SlabStore  # noqa: E402
 
 PAYLOAD_BYTES, BLOCKS = 5000, 6
@@ -101,6 +102,13 @@ def test_a_ratio_is_of_one_rounds_rates() -> None:
     assert "| 1,000 | 2 | load, over vLLM's fs tier | 4.00× (4.00 to 4.00) | 1.3× | 1.5× | met, aim too |" in page
     assert "| 1,000 | 2 | store | 3.00 | 0.75 | 1.50 | 1.50 |" in page
     assert "| 1,000 | 2 | load, cold | 3.00 |  | 1.50 | 1.50 |" in page
+
+
+def test_bars_are_as_long_as_rates_are_high(tmp_path: Path) -> None:
+    write(_results([(1.0, 4.0)]), tmp_path, "it")
+    bars = [node for node in ElementTree.parse(tmp_path / "it.svg").iter() if node.tag.endswith("rect")][3:]
+    assert [float(bar.attrib["width"]) for bar in bars] == 2 * [520.0, 130.0, 260.0]  # store and load: ours, fs, file
+    assert "![the rates by default](it.svg)" in (tmp_path / "it.md").read_text()
 
 
 def test_a_limit_that_is_not_met_is_named() -> None:

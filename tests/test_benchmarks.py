@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = ["kvstore.py", "kvstore_engine.py", "load_memory.py", "model.py", "runner_v2.py"]
+SCRIPTS = ["kvstore.py", "kvstore_ec.py", "kvstore_engine.py", "load_memory.py", "model.py", "runner_v2.py"]
 
 
 def call(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +33,8 @@ def test_help_has_an_example(script: str) -> None:
         (["runner_v2.py", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["kvstore.py", "--sessions", "0"], "--sessions 0: must be at least 1"),
         (["kvstore.py", "--rounds", "9"], "4560 MiB on disk, at most 2048: take fewer --rounds or --blocks"),
+        (["kvstore_ec.py", "--rounds", "1"], "--rounds 1: must be at least 2"),
+        (["kvstore_ec.py", "--directory", "/no/such/directory"], "no such directory"),
         (["kvstore_engine.py", "--preset", "tiny"], "8264 tokens do not fit the 8192 positions of --preset tiny"),
         (["kvstore_engine.py", "--decode-tokens", "1"], "--decode-tokens 1: must be at least 2"),
         (["load_memory.py", "--scratch", "/no/such/directory"], "no such directory"),

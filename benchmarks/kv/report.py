@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kv.plot import svg
+
 NAMES = {"fs": "vLLM's fs tier", "raw": "the raw file", "raw_all": "the raw file, all threads"}
 
 
@@ -67,12 +69,13 @@ def judge(shapes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write(results: dict[str, Any], directory: Path, name: str) -> Path:
-    """`name`.json and `name`.md in `directory`; the path of the latter."""
+    """`name`.json, `name`.svg and `name`.md in `directory`; the path of the last."""
     results["limits"] = judge(results["shapes"])
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (directory / f"{name}.svg").write_text(svg(results))
     page = directory / f"{name}.md"
-    page.write_text(table(results))
+    page.write_text(table(results) + f"\n![the rates by default]({name}.svg)\n")
     return page
 
 

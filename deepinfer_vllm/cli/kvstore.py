@@ -23,7 +23,9 @@ MIN_TOKEN_BYTES = 16
 @app.callback(invoke_without_command=True)
 def daemon(
     context: typer.Context,
-    root: Annotated[Path | None, typer.Option(help="The store's shared directory. Required.")] = None,
+    root: Annotated[
+        list[Path] | None, typer.Option(help="The store's directory; with erasure coding, each root in its order.")
+    ] = None,
     roles: Annotated[str, typer.Option(help="What to do, separated by commas.")] = "check,index,gc",
     socket: Annotated[Path | None, typer.Option(help="CHECK's unix socket. Default: where clients look.")] = None,
     index_dir: Annotated[Path | None, typer.Option(help="Local directory of indexes. Default: the engines'.")] = None,
@@ -43,7 +45,7 @@ def daemon(
     """
     if context.invoked_subcommand is not None:
         return
-    if root is None:
+    if not root:
         raise CommandError("kvstore: --root is missing: name the store's directory, or a command (--help lists them)")
     from deepinfer_kvstore.daemon import DaemonOptions, serve
     from deepinfer_kvstore.errors import StoreConfigError
@@ -62,7 +64,8 @@ def daemon(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         options = DaemonOptions(
-            root=root,
+            root=root[0],
+            more_roots=root[1:],
             roles=chosen,
             index_dir=index_dir,
             socket=socket,

@@ -256,15 +256,10 @@ def _age_seconds(text: str | None) -> int | None:
     from deepinfer_kvstore.errors import StoreConfigError
     from deepinfer_kvstore.retention import parse_ttl
 
-    if text is None:
-        return None
     try:
-        found = parse_ttl(f"age={text}")
+        return parse_ttl(f"age={text}")["age"] if text is not None else None
     except StoreConfigError:
-        found = {}
-    if list(found) != ["age"] or found["age"] is None:  # `none` is a time to live, and no age: all blocks are younger
-        raise CommandError(f"kvstore purge: --older-than {text!r}: a number and s, m, h or d, as in 3d")
-    return found["age"]
+        raise CommandError(f"kvstore purge: --older-than {text!r}: a number and s, m, h or d, as in 3d") from None
 
 
 def _print(found: list[Report], as_json: bool, lines: Callable[[Report], list[str]]) -> None:

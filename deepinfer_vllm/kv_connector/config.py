@@ -26,7 +26,8 @@ class ConnectorConfig(BaseModel):
     secret_file: Path | None = None
     """File with the secret that proves who has written a block, where the root is open to others."""
     cpu_bytes_to_use: int = Field(default_factory=lambda: default_cpu_bytes(), gt=0)
-    """Host memory that blocks pass through, and the recent ones stay in; a quarter of /dev/shm, at most 16 GiB."""
+    """Host memory of each engine, through which blocks pass, and where the recent ones stay. By default a quarter of
+    /dev/shm, shared by the data-parallel engines of the host, at most 16 GiB each; several long prompts should fit."""
     offload_prompt_only: bool = False
     """True: only prompts are stored. By default answers are too: they are part of the conversation's next prompt."""
     eviction_policy: str = "lru"
@@ -69,6 +70,11 @@ class ConnectorConfig(BaseModel):
         Raises:
             StoreConfigError: something in it is unknown, missing or out of range: one line with each of them.
         """
+        match extra.get("spec_name", SPEC), extra.get("secondary_tiers", ADDED["secondary_tiers"]):
+            case str(spec), [{"type": str(tier)}] if (spec, tier) == (SPEC, TIER):
+                pass
+            case _:
+                raise StoreConfigError("kv_connector_extra_config: leave spec_name and secondary_tiers out")
         own = {name: value for name, value in extra.items() if name not in ADDED and name not in STORE}
         store = {name: value for name, value in extra.items() if name in STORE}
         try:
@@ -107,10 +113,10 @@ OFFLOADING = {
 ADDED: dict[str, Any] = {"spec_name": SPEC, "secondary_tiers": [{"type": TIER}]}
 
 
-def default_cpu_bytes() -> int:
-    """A quarter of /dev/shm, at most 16 GiB. Of its size, not of what is free: every process must find the same."""
+def default_cpu_bytes(engines: int = 1) -> int:
+    """A quarter of /dev/shm for all engines of the host, at most 16 GiB each."""
     stat = os.statvfs(SHM)
-    return min(16 * GIB, stat.f_blocks * stat.f_frsize // 4)
+    return min(16 * GIB, stat.f_blocks * stat.f_frsize // 4 // max(1, engines))
 
 
 def _say(error: Any) -> str:

@@ -1,6 +1,7 @@
 """The connector: vLLM's offloading through host memory, with the store below it."""
 
 import math
+from copy import copy
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -66,6 +67,19 @@ class DeepInfer3FSConnector(HandoverConnector):
         results.failed_recving |= self.connector_worker.failed_loads
         self.connector_worker.failed_loads = set()
         return results
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """vLLM's. It asserts that no preempted request loads, yet one that was preempted before the step began,
+        as `reset_prefix_cache` does it, may be taken up again in it. Such a request has no stores to wait for."""
+        preempted = scheduler_output.preempted_req_ids or set()
+        if again := {request_id for request_id in preempted if self._loads(request_id)}:
+            scheduler_output = copy(scheduler_output)
+            scheduler_output.preempted_req_ids = preempted - again
+        return super().build_connector_meta(scheduler_output)
+
+    def _loads(self, request_id: str) -> bool:
+        status = self.scheduler._req_status.get(request_id)
+        return status is not None and any(not self.scheduler._jobs[job].is_store for job in status.transfer_jobs)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Tell the manager which copies failed, before vLLM completes their jobs."""

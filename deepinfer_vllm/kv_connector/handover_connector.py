@@ -9,6 +9,7 @@ from vllm.v1.request import RequestStatus
 from deepinfer_vllm import compat
 from deepinfer_vllm.kv_connector.config import ConnectorConfig
 from deepinfer_vllm.kv_connector.handover import REMOTE_DECODE, STORED_TOKENS, AnswerGate, ArrivalWait, stored_tokens
+from deepinfer_vllm.kv_connector.metrics import Sums
 from deepinfer_vllm.kv_connector.request import PARAMS, Prefix
 from deepinfer_vllm.kv_connector.snapshot_connector import SnapshotConnector
 
@@ -25,11 +26,11 @@ class HandoverConnector(SnapshotConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         self._produces, self._consumes = transfer.is_kv_producer, transfer.is_kv_consumer
+        patience = ConnectorConfig.parse(transfer.kv_connector_extra_config).pd_wait_s
+        self._arrivals = ArrivalWait(patience)
         if role != KVConnectorRole.SCHEDULER:
             return
-        patience = ConnectorConfig.parse(transfer.kv_connector_extra_config).pd_wait_s
         self.scheduler.manager.stores = self._produces
-        self._arrivals = ArrivalWait(patience)
         if self._produces:
             self.answer_gate = AnswerGate(self._is_stored, self._give_up, patience)
             compat.hold_answers()
@@ -68,6 +69,13 @@ class HandoverConnector(SnapshotConnector):
     def has_pending_push_work(self) -> bool:
         """Whether the engine must step on though no request runs."""
         return super().has_pending_push_work() or (self.answer_gate is not None and self.answer_gate.pending())
+
+    def _sums(self) -> Sums:
+        sums = super()._sums()
+        sums["handovers", ("blocks_missed",)] = self._arrivals.missed
+        if self.answer_gate is not None:
+            sums["handovers", ("answer_late",)] = self.answer_gate.late
+        return sums
 
     def _is_stored(self, request_id: str) -> bool:
         return all(tier.stores_ended(request_id) for tier in self.scheduler.manager.secondary_tiers)

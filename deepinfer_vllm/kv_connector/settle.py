@@ -8,7 +8,7 @@ from vllm.logger import init_logger
 
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_vllm.kv_connector import CONNECTOR
-from deepinfer_vllm.kv_connector.config import SHM, ConnectorConfig
+from deepinfer_vllm.kv_connector.config import SHM, ConnectorConfig, default_cpu_bytes
 from deepinfer_vllm.kv_connector.snapshot_service import Sharing
 
 logger = init_logger("vllm." + __name__)
@@ -27,6 +27,8 @@ def settle(vllm_config: Any) -> None:
     """
     transfer, cache = vllm_config.kv_transfer_config, vllm_config.cache_config
     for extra in _ours(transfer):
+        # Once, here: every process of an engine must find the same.
+        extra.setdefault("cpu_bytes_to_use", default_cpu_bytes(vllm_config.parallel_config.data_parallel_size_local))
         config = ConnectorConfig.parse(extra)
         Sharing.read(config)
         _check_shared_memory(config)

@@ -7,13 +7,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.logger import init_logger
 
 from deepinfer_vllm.kv_connector.config import ConnectorConfig
+from deepinfer_vllm.kv_connector.metrics import Growth, Sums
 from deepinfer_vllm.kv_connector.snapshot_service import SnapshotService
 from deepinfer_vllm.kv_connector.snapshots import SnapshotScheduler
 from deepinfer_vllm.kv_connector.transfers import TransferReport
-from deepinfer_vllm.kv_connector.turn_ends import TurnEnds
+from deepinfer_vllm.kv_connector.turn_ends import TurnEnds, retire_later
 from deepinfer_vllm.kv_connector.windows import WindowCopies, WindowPlan, Windows
+
+logger = init_logger("vllm." + __name__)
 
 
 @dataclass
@@ -31,8 +35,12 @@ class SnapshotConnector(OffloadingConnector):
         config = ConnectorConfig.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._windows = Windows.of(kv_cache_config) if config.swa_bytes else None
         self._snapshots: SnapshotScheduler | None = None
+        self._service: SnapshotService | None = None
+        self._growth = Growth()
         self._at_most: int | None = None
         self._tokens_ahead = 2 * (1 + vllm_config.num_speculative_tokens)
+        """How far scheduling may run ahead of the tokens that a request ends with."""
+        self._max_model_len = vllm_config.model_config.max_model_len
         # of a rank
         self._copies: WindowCopies | None = None
         self._takes_snapshots = vllm_config.parallel_config.rank == 0
@@ -41,9 +49,8 @@ class SnapshotConnector(OffloadingConnector):
         self._failed: set[str] = set()
         if role == KVConnectorRole.SCHEDULER:
             self._turn_ends = TurnEnds(self.scheduler)
-        self._service: SnapshotService | None = None
         if self._windows is not None and role == KVConnectorRole.SCHEDULER:
-            self._service = SnapshotService(config)
+            self._service = SnapshotService(config, vllm_config.parallel_config.data_parallel_index)
             [tier] = self.scheduler.manager.secondary_tiers
             self._snapshots = SnapshotScheduler(
                 self._windows,
@@ -59,9 +66,12 @@ class SnapshotConnector(OffloadingConnector):
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """vLLM's hook: here windows are told to stay until their turn ends."""
         super().bind_kv_cache_manager(kv_cache_manager)
-        self._turn_ends.retain(kv_cache_manager, self._tokens_ahead)
+        tokens = self._turn_ends.kept_longer()
         if self._snapshots is not None:
-            self._snapshots.retain(kv_cache_manager, self._tokens_ahead)
+            tokens |= self._snapshots.kept_longer()
+        ahead = {group: count + self._tokens_ahead for group, count in tokens.items()}
+        if not retire_later(kv_cache_manager, ahead, self._max_model_len):
+            logger.warning_once("Windows where turns end are not kept: the longest request takes all KV memory")
 
     def on_new_request(self, request: Any) -> None:
         """vLLM's hook: a request has come."""
@@ -136,11 +146,28 @@ class SnapshotConnector(OffloadingConnector):
         self._turn_ends.finished(request)
         return keep or (self._snapshots is not None and self._snapshots.finished(request, block_ids)), answer
 
+    def get_kv_connector_stats(self) -> Any:
+        """vLLM's counts since the last call, and ours."""
+        stats = super().get_kv_connector_stats()
+        own = self._growth.take(self._sums())
+        if stats is None:
+            return None if own.is_empty() else own
+        stats.aggregate(own)
+        return stats
+
+    def _sums(self) -> Sums:
+        counts = self._service.counts() if self._service is not None else {}
+        return {("snapshots", (event,)): count for event, count in counts.items()}
+
     def shutdown(self) -> None:
         """vLLM's hook: the engine ends."""
         if self._service is not None:
             self._service.close()
         super().shutdown()
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """vLLM's hook where another connector beside this one knows one group only."""
+        return self.request_finished_all_groups(request, (block_ids,))
 
     # A rank's side.
 

@@ -1,6 +1,7 @@
 """An engine's snapshots, and its part in sharing them with other nodes."""
 
 import ssl
+from collections import Counter
 from typing import NamedTuple
 
 from deepinfer_kvstore.errors import StoreConfigError
@@ -41,9 +42,11 @@ class Sharing(NamedTuple):
 class SnapshotService:
     """The ring; with `swa_directory` a server for other nodes and an exchange with them too."""
 
-    def __init__(self, config: ConnectorConfig) -> None:
-        """Raises:
-        StoreConfigError: options that do not go together, a file that cannot be read, an address that is taken.
+    def __init__(self, config: ConnectorConfig, engine: int = 0) -> None:
+        """`engine`: number of the data-parallel engine; each listens on a port of its own, counted from the given one.
+
+        Raises:
+            StoreConfigError: options that do not go together, a file that cannot be read, an address that is taken.
         """
         secret = config.store_options().secret
         self.ring = SnapshotRing(
@@ -54,19 +57,25 @@ class SnapshotService:
         )
         self.exchange: SnapshotExchange | None = None
         self._server: SnapshotServer | None = None
+        self._peers: SnapshotPeers | None = None
         if (sharing := Sharing.read(config)) is None:
             return
         self._server = SnapshotServer(
-            (sharing.host, sharing.port),
+            (sharing.host, sharing.port + engine if sharing.port else 0),
             sharing.token,
             ring=self.ring,
             tls=sharing.ours,
             insecure=config.swa_insecure,
             connections=64,
         )
-        peers = SnapshotPeers(sharing.token, tls=sharing.theirs, secret=secret)
+        self._peers = SnapshotPeers(sharing.token, tls=sharing.theirs, secret=secret)
         host = f"[{sharing.host}]" if ":" in sharing.host else sharing.host
-        self.exchange = SnapshotExchange(self.ring, peers, sharing.directory, f"{host}:{self._server.port}")
+        self.exchange = SnapshotExchange(self.ring, self._peers, sharing.directory, f"{host}:{self._server.port}")
+
+    def counts(self) -> Counter[str]:
+        """How often what became of snapshots here, since the start."""
+        fetches = self._peers.counts() if self._peers is not None else Counter[str]()
+        return self.ring.stats().counts + fetches
 
     def close(self) -> None:
         """Leave the exchange. Idempotent."""

@@ -12,7 +12,6 @@ from typing import Any
 from deepinfer_kvstore.snapshot_exchange import SnapshotExchange
 from deepinfer_kvstore.snapshot_server import MAX_KEYS
 from deepinfer_kvstore.snapshots import SnapshotRing, snapshot_key
-from deepinfer_vllm.kv_connector.turn_ends import retire_later
 from deepinfer_vllm.kv_connector.windows import Blocks, Capture, Restore, WindowPlan, Windows
 
 SCHEMA = 0
@@ -59,14 +58,9 @@ class SnapshotScheduler:
         self._plan = WindowPlan()
         self._sequences: dict[bytes, bytes] = {}
 
-    def retain(self, kv_cache_manager: Any, tokens_ahead: int) -> None:
-        """Let a window at the last boundary outlive the tokens after it, until the turn ends.
-
-        `tokens_ahead`: how far scheduling may run ahead of the tokens that a request ends with.
-        """
-        managers = kv_cache_manager.coordinator.single_type_managers
-        for group in self._windows.groups:
-            retire_later(managers[group.group], self._windows.interval_tokens + tokens_ahead)
+    def kept_longer(self) -> dict[int, int]:
+        """For how many tokens windows, by group, must outlive theirs: until the next boundary."""
+        return {group.group: self._windows.interval_tokens for group in self._windows.groups}
 
     def begin(self, request: Any) -> None:
         """A request has come: ask other nodes for the snapshot that is the nearest to its end."""
@@ -104,7 +98,8 @@ class SnapshotScheduler:
         interval = self._windows.interval_tokens
         boundary: int = min(hit, request.num_tokens - 1) // interval * interval
         while boundary > computed and hit - boundary <= self._windows.window_tokens:
-            payload = self._ring.get(self._key(request, boundary))
+            key = self._key(request, boundary)
+            payload = self._ring.get(key) if key in self._ring else None
             if payload is not None and len(payload) == self._windows.payload_bytes(boundary):
                 tracked.boundary, tracked.payload = boundary, payload
                 return boundary
@@ -129,8 +124,7 @@ class SnapshotScheduler:
         if external_tokens == 0:
             tracked.boundary, tracked.payload = 0, None
             return
-        blocks = self._blocks(block_ids, tracked.boundary)
-        assert blocks is not None, "vLLM allocates the window before the end of a hit"
+        blocks = self._blocks(block_ids, tracked.boundary) or ()  # none would be a failed load
         self._plan.restores.append(Restore(request.request_id, blocks, tracked.payload))
         tracked.payload = None
 
@@ -174,9 +168,10 @@ class SnapshotScheduler:
         return plan if plan.captures or plan.restores else None
 
     def captured(self, payloads: dict[bytes, bytes]) -> None:
-        """Keep what the ranks have taken."""
+        """Keep what the ranks have taken; what they could not is empty."""
         for key, payload in payloads.items():
-            if self._ring.put(key, payload, self._sequences.pop(key, key)) and self._exchange is not None:
+            sequence = self._sequences.pop(key, key)
+            if payload and self._ring.put(key, payload, sequence) and self._exchange is not None:
                 self._exchange.announce(key)
 
     def failed(self, request_ids: set[str]) -> None:

@@ -6,6 +6,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_vllm.kv_connector.cpu_worker import CpuOffloadingWorker
 from deepinfer_vllm.kv_connector.manager import StoreOffloadingManager
 from deepinfer_vllm.kv_connector.shared_region import (
@@ -15,6 +16,8 @@ from deepinfer_vllm.kv_connector.shared_region import (
     remove_dead_regions,
     unlink_region,
 )
+
+LEAST_ROWS = 4
 
 
 class StoreOffloadingSpec(TieringOffloadingSpec):
@@ -26,6 +29,11 @@ class StoreOffloadingSpec(TieringOffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self._engine_id = OURS + config.engine_id
+        if self.num_chunks < LEAST_ROWS:
+            raise StoreConfigError(
+                f"cpu_bytes_to_use is {self.extra_config['cpu_bytes_to_use']}, a block takes {self.kv_bytes_per_chunk}:"
+                f" at least {LEAST_ROWS} must fit, better several of the longest prompts"
+            )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """vLLM's own worker on accelerators, ours on CPUs."""

@@ -6,6 +6,7 @@ Nothing here waits for a disk: lookups read the local index, transfers run on th
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -25,6 +26,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from deepinfer_kvstore.descriptor import Descriptor
 from deepinfer_kvstore.keys import Key, make_key
+from deepinfer_kvstore.network_fs import file_system_type, is_network
 from deepinfer_kvstore.store import Put, Store
 from deepinfer_kvstore.transfer import Transfer
 from deepinfer_vllm.kv_connector.config import ConnectorConfig
@@ -61,7 +63,8 @@ class StoreTier(SecondaryTierManager):
         self._groups = {group.schema: group for group in self.descriptor.groups}
         self._schemas = schemas
         self._store = Store.open(config.root, self.descriptor, config.store_options())
-        self.locality = Locality.REMOTE
+        shared = is_network(file_system_type(Path(config.root)))
+        self.locality = Locality.REMOTE if shared else Locality.LOCAL
         self._rows: memoryview = self._primary_kv_view.cast("B")
         self._loads: dict[int, _Job] = {}
         self._stores: dict[int, _Job] = {}

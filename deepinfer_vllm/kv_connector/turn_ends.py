@@ -5,26 +5,41 @@ conversation would then hit no further than its last prompt, whatever is stored 
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import RequestStatus
 
 
-def retire_later(manager: Any, tokens: int) -> None:
-    """Let vLLM keep a window group's blocks of a request for `tokens` tokens more, and admit requests accordingly.
+def retire_later(kv_cache_manager: Any, tokens: Mapping[int, int], max_model_len: int) -> bool:
+    """Let vLLM keep a request's blocks for so many tokens more, by window group, and admit requests accordingly.
 
-    `manager`: vLLM's of the group. What a hit allocates and what attention sees are as before.
+    What a hit allocates and what attention sees are as before. Nothing is changed, and False returned, where the
+    longest request would then not fit into the engine's blocks: it would wait for ever.
     """
-    remove = manager.remove_skipped_blocks
+    managers = kv_cache_manager.coordinator.single_type_managers
+    more = {group: -(-count // managers[group].block_size) for group, count in tokens.items()}
+    longest = [
+        min(-(-max_model_len // each.block_size), each.max_admission_blocks_per_request or max_model_len)
+        for each in managers
+    ]
+    if sum(longest) + sum(more.values()) >= kv_cache_manager.block_pool.num_gpu_blocks:
+        return False
+    for group, count in tokens.items():
+        manager = managers[group]
+        manager.remove_skipped_blocks = _delayed(manager.remove_skipped_blocks, count)
+        if manager.max_admission_blocks_per_request is not None:
+            manager.max_admission_blocks_per_request += more[group]
+    return True
 
+
+def _delayed(remove: Any, tokens: int) -> Any:
     @functools.wraps(remove)
     def remove_later(request_id: str, computed_tokens: int, *rest: Any, **named: Any) -> Any:
         return remove(request_id, max(0, computed_tokens - tokens), *rest, **named)
 
-    manager.remove_skipped_blocks = remove_later
-    if manager.max_admission_blocks_per_request is not None:
-        manager.max_admission_blocks_per_request += -(-tokens // manager.block_size)
+    return remove_later
 
 
 class TurnEnds:
@@ -39,14 +54,10 @@ class TurnEnds:
         self._windows = [number for number, group in enumerate(config.kv_group_configs) if sparse and _is_window(group)]
         """Numbers of the groups whose windows vLLM, as it is configured, stores at some positions only."""
 
-    def retain(self, kv_cache_manager: Any, tokens_ahead: int) -> None:
-        """Let those windows outlive the tokens after the block's end.
-
-        `tokens_ahead`: how far scheduling may run ahead of the tokens that a request ends with.
-        """
-        for number in self._windows:
-            group = self._scheduler.config.kv_group_configs[number].group_idx
-            retire_later(kv_cache_manager.coordinator.single_type_managers[group], self._unit + tokens_ahead)
+    def kept_longer(self) -> dict[int, int]:
+        """For how many tokens these windows, by group, must outlive theirs: until the next block is full."""
+        groups = (self._scheduler.config.kv_group_configs[number] for number in self._windows)
+        return {group.group_idx: self._unit for group in groups}
 
     def finished(self, request: Any) -> None:
         """Make the end of a request, which vLLM has just been told of, a position that hits may reach."""

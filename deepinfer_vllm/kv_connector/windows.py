@@ -11,7 +11,10 @@ from math import lcm
 from typing import Any, NamedTuple
 
 import torch
+from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs, group_kernel_blocks
+
+logger = init_logger("vllm." + __name__)
 
 Blocks = tuple[tuple[int, ...], ...]
 """Ids of the blocks of a window, by group."""
@@ -27,8 +30,9 @@ class WindowGroup(NamedTuple):
     """Name of each layer, and the bytes of one of its blocks."""
 
     def blocks(self, boundary: int) -> range:
-        """Indices of the blocks with the window before `boundary`, a multiple of the block."""
-        return range(max(0, boundary - self.window_tokens) // self.block_tokens, boundary // self.block_tokens)
+        """Indices of the blocks with what the token at `boundary`, a multiple of the block, sees of those before it."""
+        first = max(0, boundary - self.window_tokens + 1)
+        return range(first // self.block_tokens, boundary // self.block_tokens)
 
 
 @dataclass(frozen=True)
@@ -108,24 +112,31 @@ class WindowCopies:
         ]
 
     def capture(self, blocks: Blocks) -> bytes:
-        """The bytes of a window, read after everything that the device was given before this call."""
-        pieces = [
-            layer[list(ids)].contiguous().view(torch.uint8).flatten()
-            for layers, ids in zip(self._layers, blocks, strict=True)
-            for layer in layers
-        ]
-        taken: bytes = torch.cat(pieces).cpu().numpy().tobytes()
+        """The bytes of a window, read after everything that the device was given before this call; none on failure."""
+        try:
+            pieces = [layer[list(ids)].contiguous().view(torch.uint8).flatten() for layer, ids in self._targets(blocks)]
+            taken: bytes = torch.cat(pieces).cpu().numpy().tobytes()
+        except (RuntimeError, IndexError, MemoryError):
+            logger.exception("A snapshot could not be taken: its windows will be computed again")
+            return b""
         return taken
 
     def restore(self, blocks: Blocks, payload: bytes) -> bool:
-        """Write a snapshot into blocks; False, and nothing written, where its length is not theirs."""
-        targets: list[tuple[torch.Tensor, tuple[int, ...]]] = [
-            (layer, ids) for layers, ids in zip(self._layers, blocks, strict=True) for layer in layers
-        ]
+        """Write a snapshot into blocks; False where it is not one of these, or cannot be written."""
+        if len(blocks) != len(self._layers):
+            return False
+        targets = self._targets(blocks)
         sizes = [layer[0].numel() * layer.element_size() * len(ids) for layer, ids in targets]
         if sum(sizes) != len(payload):
             return False
-        pieces = torch.frombuffer(bytearray(payload), dtype=torch.uint8).split(sizes)
-        for (layer, ids), piece in zip(targets, pieces, strict=True):
-            layer[list(ids)] = piece.to(layer.device).view(layer.dtype).view(len(ids), *layer.shape[1:])
+        try:
+            pieces = torch.frombuffer(bytearray(payload), dtype=torch.uint8).split(sizes)
+            for (layer, ids), piece in zip(targets, pieces, strict=True):
+                layer[list(ids)] = piece.to(layer.device).view(layer.dtype).view(len(ids), *layer.shape[1:])
+        except (RuntimeError, IndexError, MemoryError):
+            logger.exception("A snapshot could not be loaded: its request is computed")
+            return False
         return True
+
+    def _targets(self, blocks: Blocks) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+        return [(layer, ids) for layers, ids in zip(self._layers, blocks, strict=True) for layer in layers]

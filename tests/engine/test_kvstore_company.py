@@ -70,6 +70,9 @@ def test_beside_another_connector(llama: Path, tmp_path: Path) -> None:
         before = tier._store.stats().hits
         assert ask(backend, LONG) == (answer, 256)
         assert tier._store.stats().hits - before == 256 // 32
+        continued = {"kv_transfer_params": {"do_remote_decode": True}}
+        [told], [untold] = (backend._run([LONG[100:]], 4, extra_args=extra) for extra in (continued, None))
+        assert told.kv_transfer_params == {"kvstore": {"stored_tokens": 128}} and untold.kv_transfer_params is None
 
 
 def test_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

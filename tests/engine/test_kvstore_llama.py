@@ -1,5 +1,6 @@
 """A plain llama over the store: what one engine has computed, the next one loads, and no failure changes an answer."""
 
+import errno
 import os
 import random
 import signal
@@ -179,7 +180,7 @@ def test_io_errors_are_misses(
     """llm-d-kv-cache#514"""
 
     def broken(*_: Any) -> None:
-        raise OSError(5, "Input/output error")
+        raise OSError(errno.ESTALE, "Stale file handle")  # a mount that went away; EIO may be a lost block
 
     with engine_on(checkpoint, filled[0]) as backend:
         monkeypatch.setattr(PosixSlab, "readv", broken)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_kvstore.chain import ChainHasher
+from deepinfer_kvstore.hit import hit_tokens
 from deepinfer_vllm.checkpoint.interface import Generation
 from engine.harness import GOLDEN, golden_prompts, poison, preempt_all_every
 from engine.kvstore import ask, engine_on, finish_stores, forget, tier_of
@@ -45,8 +47,11 @@ def test_a_hit_in_the_store_is_a_hit_in_the_engine(tmp_path: Path, replay: bool,
         assert tier_of(backend)._store.stats().stores > 0
     with engine_on(TINY, tmp_path / "root", **arguments) as backend:
         poison(backend)
+        store = tier_of(backend)._store
+        chain = ChainHasher(store.descriptor.hash_tokens, bytes.fromhex(store.descriptor.none_hash))
         for prompt, (answer, tokens) in zip(prompts, own, strict=True):
-            assert backend.cached_tokens(prompt) == tokens > 0
+            predicted = hit_tokens(store.index, store.descriptor, chain.hashes(prompt), len(prompt))
+            assert backend.cached_tokens(prompt) == tokens == predicted.tokens > 0
             forget(backend)
             assert_equal(backend.generate(prompt, 12), answer)
             forget(backend)

@@ -104,7 +104,8 @@ def test_snapshots_of_whole_rows_make_hits_exact(engine: Engine, tmp_path: Path,
     Memory is so tight that blocks of a turn that ended are given away while they are still to be stored.
     """
     prompts = [p.input_ids.tolist()[:TURN] for p in golden_prompts("v41-tiny-a")[3:6]]
-    options = {"max_num_batched_tokens": WINDOW, "max_num_seqs": 3, "num_gpu_blocks_override": 60}
+    options = {"max_num_batched_tokens": WINDOW, "max_num_seqs": 3, "max_model_len": 512}
+    options["num_gpu_blocks_override"] = 60
     store = transfer(tmp_path, swa_bytes=1 << 24)
     with engine("v41-tiny-a", replay=True, runner=runner, kv_transfer_config=store, **options) as backend:
         poison(backend)
@@ -114,6 +115,19 @@ def test_snapshots_of_whole_rows_make_hits_exact(engine: Engine, tmp_path: Path,
         for answer, turn in zip(backend.generate_many(turns, 24), turns, strict=True):
             exact(answer, turn)
         assert ring_of(backend).stats().counts["hit"] == len(turns)
+
+
+def test_memory_for_one_request_is_left_to_it(engine: Engine, tmp_path: Path) -> None:
+    """Windows that stay would keep the longest request waiting for ever."""
+    prompt = golden_prompts("v41-tiny-a")[5].input_ids.tolist()[:480]
+    options = {"max_num_batched_tokens": WINDOW, "max_model_len": 512, "num_gpu_blocks_override": 36}
+    store = transfer(tmp_path, swa_bytes=1 << 24)
+    with engine("v41-tiny-a", replay=True, runner="V2", kv_transfer_config=store, **options) as backend:
+        poison(backend)
+        for _ in range(2):
+            exact(backend.generate(prompt, 32), prompt)
+            forget_blocks(backend)
+        assert ring_of(backend).stats().held == 0
 
 
 def test_a_snapshot_that_cannot_be_loaded_is_computed_again(
@@ -187,6 +201,7 @@ def test_a_turn_goes_on_from_another_nodes_snapshot(tmp_path: Path, runner: str)
         counts = tokens_computed(backend)
         assert_truncated(backend.generate(turn, 24), turn, TURN - WINDOW)
         assert counts[0] == len(turn) - 256
-        assert backend.scheduler.connector._service.exchange._peers.counts()["fetched"] == 1
+        counted = backend.scheduler.connector._sums()
+        assert (counted["snapshots", ("fetched",)], counted["snapshots", ("hit",)]) == (1, 1)
     node_server.close()
     directory_server.close()

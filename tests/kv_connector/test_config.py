@@ -38,6 +38,12 @@ def test_what_must_be_given() -> None:
         ConnectorConfig.parse({"root": "/mnt/3fs/kv"})
 
 
+def test_the_parts_of_the_stack_are_ours() -> None:
+    for other in ({"spec_name": "CPUOffloadingSpec"}, {"secondary_tiers": [7]}, {"secondary_tiers": [{"type": "fs"}]}):
+        with pytest.raises(StoreConfigError, match="leave spec_name and secondary_tiers out"):
+            ConnectorConfig.parse(GOOD | other)
+
+
 def test_options_of_the_store_stand_beside_the_others(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"s" * 32)
@@ -134,3 +140,17 @@ def test_ranks_on_several_hosts_are_refused() -> None:
         _check_parallel(SimpleNamespace(**vars(one) | {"nnodes_within_dp": 2}))
     with pytest.raises(StoreConfigError, match="Ray may place its 2 on several hosts"):
         _check_parallel(SimpleNamespace(**vars(one) | {"distributed_executor_backend": "ray"}))
+
+
+def test_host_memory_is_shared_by_the_engines_of_a_host(llama: str) -> None:
+    one, two = (config_with(ours(), model=llama, data_parallel_size=size) for size in (1, 2))
+    extras = [config.kv_transfer_config.kv_connector_extra_config for config in (one, two)]
+    assert extras[0]["cpu_bytes_to_use"] == 2 * extras[1]["cpu_bytes_to_use"]
+
+
+def test_a_coded_store_is_configured_like_any_other_option() -> None:
+    roots = [f"/disk{number}/kv" for number in range(12)]
+    extra = {"root": roots[0], "capacity_bytes": 1 << 40, "ec": "10+2", "roots": roots}
+    assert ConnectorConfig.parse(extra).options.roots == tuple(map(Path, roots))
+    with pytest.raises(StoreConfigError, match="11 roots for ec 10.2: it needs 12"):
+        ConnectorConfig.parse({**extra, "roots": roots[1:]})

@@ -4,6 +4,7 @@ import pytest
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from deepinfer_vllm.kv_connector.handover import LOOK_SECONDS, AnswerGate, ArrivalWait, stored_tokens
+from deepinfer_vllm.kv_connector.metrics import Growth
 
 
 class Clock:
@@ -107,3 +108,11 @@ def test_no_patience_is_no_wait() -> None:
 )
 def test_what_is_said_to_be_stored_is_read_with_care(params: object, tokens: int) -> None:
     assert stored_tokens(params) == tokens
+
+
+def test_counts_are_reported_as_they_grow() -> None:
+    growth, late = Growth(), ("handovers", ("answer_late",))
+    assert growth.take({late: 0}).is_empty()
+    assert growth.take({late: 2}).data["data"] == {"vllm:deepinfer_kv_handovers": {("answer_late",): 2}}
+    assert growth.take({late: 2}).is_empty()
+    assert growth.take({late: 3}).data["data"] == {"vllm:deepinfer_kv_handovers": {("answer_late",): 1}}

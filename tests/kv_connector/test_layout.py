@@ -152,3 +152,13 @@ def test_unknown_layouts_are_refused_by_name(engine_config: Callable[..., Any]) 
         schemas(caches(packed), (0,))
     with pytest.raises(StoreConfigError, match="KV memory of layout 'BHLNC' is unknown"):
         namespace(engine_config(block_size=32), caches(replace(packed, cache_dtype_str=None)), kv_cache_layout="BHLNC")
+
+
+def test_host_memory_for_less_than_a_few_blocks_is_refused(engine_config: Callable[..., Any]) -> None:
+    from deepinfer_vllm.kv_connector.spec import StoreOffloadingSpec
+
+    config, kv = engine_config(block_size=32), caches(FullAttentionSpec(block_size=32, **ATTENTION))
+    offloading = build_offloading_config(config, kv)
+    small = replace(offloading, extra_config={**offloading.extra_config, "cpu_bytes_to_use": 3 * 32768})
+    with pytest.raises(StoreConfigError, match="cpu_bytes_to_use is 98304, a block takes 32768: at least 4 must fit"):
+        StoreOffloadingSpec(small)

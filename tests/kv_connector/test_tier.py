@@ -250,7 +250,7 @@ def test_metrics_have_definitions(scheduler: Callable[..., Offline]) -> None:
     assert stats.data["data"]["vllm:deepinfer_kv_used_bytes"] == {(): 3 * 8192}
     again = one.tier.get_stats().data["data"]
     assert {name.removeprefix("vllm:deepinfer_kv_") for name in again} == {
-        "queue_depth", "used_bytes", "capacity_bytes",
+        "queue_depth", "used_bytes", "capacity_bytes", "degraded_roots",
     }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ from deepinfer_kvstore.async_client import AsyncCheckClient
 from deepinfer_kvstore.client import CheckClient, exchange
 from deepinfer_kvstore.descriptor import Group
 from deepinfer_kvstore.entry import Entry
+from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.extra_keys import ExtraKeys, Lora, MultiModal
+from deepinfer_kvstore.keys import Key
+from deepinfer_kvstore.namespaces import Namespace
 from deepinfer_kvstore.questions import Answer, Question
 
 BUDGET_SECONDS = 10.0
@@ -80,6 +85,9 @@ def test_a_batch_answers_each_by_itself(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="token ids"):
             asking.check(Question(NAME, [-1]))
         assert asking.check(Question(NAME, tokens)).hit_tokens == 4 * UNIT
+        long = [*HASHER.hashes(tokens), *[bytes(32)] * 10_000]  # 82 MB of questions
+        answers = asking.check_many([Question(NAME, hashes=long)] * 256)
+        assert {answer.hit_tokens for answer in answers} == {4 * UNIT}
         asking.close()
 
 
@@ -126,18 +134,6 @@ def test_a_conversation_sends_new_hashes_only(tmp_path: Path, monkeypatch: pytes
         asking.close()
 
 
-def test_conversations_of_a_client_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepinfer_kvstore.questions.MAX_TURNS", 2)
-    tokens = prompt(4 * UNIT)
-    with storing(tmp_path) as store, daemon(tmp_path):
-        store_prompt(store, tokens)
-        asking = client(tmp_path)
-        for name in ("a", "b", "c", "a"):
-            assert asking.check(Question(NAME, tokens, conversation=name)).hit_tokens == 4 * UNIT
-        assert [name for _, name in asking._questions._turns] == ["c", "a"]
-        asking.close()
-
-
 def test_a_server_that_forgot_a_conversation_gets_it_whole(tmp_path: Path) -> None:
     tokens = prompt(20 * UNIT)
     with storing(tmp_path) as store:
@@ -177,6 +173,33 @@ def test_a_ticket_tells_where_blocks_are_and_holds_them_against_collection(tmp_p
         asking.release(answer.ticket)
         assert asking.redeem(answer.ticket) is None
         asking.close()
+
+
+def test_over_an_erasure_coded_store_that_loses_roots(tmp_path: Path) -> None:
+    roots = tuple(tmp_path / ("root" if number == 0 else f"disk{number}") for number in range(6))
+    tokens = prompt(6 * UNIT)
+    with storing(tmp_path, ec="4+2", roots=roots) as store:
+        store_prompt(store, tokens)
+    for lost in ((), (1, 4), (0, 2)):
+        for number in lost:
+            roots[number].rename(tmp_path / f"lost{number}")
+        shutil.rmtree(tmp_path / "index", ignore_errors=True)  # so that the journals are read
+        with daemon(tmp_path, more_roots=roots[1:]) as running:
+            asking = client(tmp_path)
+            (found,) = running.namespaces.all()
+            eventually(lambda asking=asking: asking.check(Question(NAME, tokens)).hit_tokens == 6 * UNIT)
+            asking.check(Question(NAME, tokens, ticket_seconds=600))
+            eventually(lambda found=found: pinned(found, keys_of(tokens)[-1]))
+            asking.close()
+        for number in lost:
+            (tmp_path / f"lost{number}").rename(roots[number])
+    with pytest.raises(StoreConfigError, match="needs 6"), daemon(tmp_path):
+        pass
+
+
+def pinned(namespace: Namespace, key: Key) -> bool:
+    (entry,) = namespace.index.get_many([key])
+    return entry is not None and entry.touched_ms > time.time() * 1000 + 300_000
 
 
 def test_from_an_event_loop(tmp_path: Path) -> None:

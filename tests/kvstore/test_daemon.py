@@ -4,8 +4,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from check_case import UNIT, daemon, eventually, namespace, store_prompt, storing
+from check_case import UNIT, daemon, eventually, keys_of, namespace, store_prompt, storing
 from deepinfer_kvstore.client import CheckClient
 from deepinfer_kvstore.daemon import Address
 from deepinfer_kvstore.descriptor import Group
 from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.metrics import MAX_TENANTS, Metrics
+from deepinfer_kvstore.namespaces import Namespaces
 from deepinfer_kvstore.questions import Question
 from deepinfer_kvstore.snapshot_directory import Holder
 from deepinfer_kvstore.snapshot_peers import SnapshotPeers
@@ -122,6 +125,50 @@ def test_namespaces_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     asking.close()
 
 
+def test_inside_another_process_a_wrong_start_is_an_error_and_nothing_stays(tmp_path: Path) -> None:
+    with daemon(tmp_path) as first:
+        with pytest.raises(StoreConfigError, match="serves .* already"), daemon(tmp_path):
+            pass
+        assert first.options.socket and first.options.socket.is_socket()
+    with daemon(tmp_path):
+        pass
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("kvstore-daemon", "check"))]
+
+
+def test_a_namespace_is_closed_while_others_use_it(tmp_path: Path) -> None:
+    with storing(tmp_path) as store:
+        store_prompt(store, TOKENS)
+        keys = keys_of(TOKENS)
+        for _ in range(20):
+            namespaces = Namespaces(tmp_path / "root", tmp_path / "index")
+            namespaces.scan()
+            (found,) = namespaces.all()
+            stop = threading.Event()
+
+            def use(work: Callable[[], object], stop: threading.Event = stop) -> None:
+                while not stop.is_set():
+                    work()
+
+            works = [found.sync, lambda found=found: found.pin(keys, 1), lambda found=found: found.index.get_many(keys)]
+            threads = [threading.Thread(target=use, args=(work,)) for work in works]
+            for thread in threads:
+                thread.start()
+            namespaces.close()
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert all(store.contains(keys))
+
+
+def test_tenants_in_metrics_are_bounded() -> None:
+    metrics = Metrics()
+    for number in range(2 * MAX_TENANTS):
+        metrics.count_tokens(str(number), 10, 5)
+    tokens = "deepinfer_kvstore_asked_tokens_total"
+    assert metrics.registry.get_sample_value(tokens, {"tenant": "0"}) == 10
+    assert metrics.registry.get_sample_value(tokens, {"tenant": "other"}) == 10 * MAX_TENANTS
+
+
 def test_hosts_the_directory_of_snapshots(tmp_path: Path) -> None:
     address = Address("127.0.0.1", 0, "a token long enough", None)
     key, holder = bytes(range(SNAPSHOT_KEY_BYTES)), Holder("127.0.0.1:1", 5, b"d" * DIGEST_BYTES, 60.0)
@@ -140,7 +187,6 @@ def test_hosts_the_directory_of_snapshots(tmp_path: Path) -> None:
         {"hash_tokens": "16"},
         {"none_hash": 5},
         {"none_hash": "xyz"},
-        {"none_hash": "00"},
         {"groups": ()},
         {"groups": (Group(1, 7, 10),)},
         {"groups": (Group(1, 16, 10, window_tokens=0),)},
@@ -162,14 +208,16 @@ def test_metrics_are_scraped(tmp_path: Path) -> None:
         store_prompt(store, TOKENS)
         asking = CheckClient(tmp_path / "check.sock", budget_seconds=20)
         asking.check(Question(NAME, TOKENS, ticket_seconds=60, conversation="c"))
-        asking.check(Question(NAME, TOKENS[::-1]))
+        asking.check(Question(NAME, TOKENS[::-1], tenant="t"))
         asking.close()
         with urllib.request.urlopen(f"http://127.0.0.1:{running.metrics_port}/metrics") as answer:
             values = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
     prefix = "deepinfer_kvstore_"
     label = f'{{namespace="{NAME}"}}'
     assert values[prefix + 'checks_total{result="hit"}'] == values[prefix + 'checks_total{result="miss"}'] == "1.0"
-    assert values[prefix + "asked_tokens_total"] == "128.0" and values[prefix + "hit_tokens_total"] == "64.0"
+    for tenant, hit in (("", "64.0"), ("t", "0.0")):
+        assert values[prefix + f'asked_tokens_total{{tenant="{tenant}"}}'] == "64.0"
+        assert values[prefix + f'hit_tokens_total{{tenant="{tenant}"}}'] == hit
     assert values[prefix + "check_seconds_count"] == "2.0"
     assert values[prefix + "keys" + label] == "4.0" and values[prefix + "used_bytes" + label] == "16384.0"
     assert values[prefix + "capacity_bytes" + label] == f"{store.options.capacity_bytes / 1e6}e+06"

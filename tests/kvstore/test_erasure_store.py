@@ -72,6 +72,7 @@ def test_two_roots_removed_lose_no_byte_and_the_store_goes_on(
     with caplog.at_level(logging.WARNING):
         again = open_ec(tmp_path)
     assert len([message for message in caplog.messages if "lost" in message]) == 1
+    assert again.stats().degraded_roots == 2
     assert again.writer == writer, "its lease has replicas"
     assert get(again, BLOCKS) == expected()
     assert put(again, range(40, 60)) == [True] * 20
@@ -117,6 +118,8 @@ def test_random_damage_to_two_roots_loses_no_byte_and_to_more_gives_no_wrong_one
             _spoil(slab, rng)
     again = open_ec(tmp_path)
     found = get(again, BLOCKS)
+    coded = again.stats().coded
+    assert bool(coded["unreadable_slots"]) <= (len(damaged) > 2)
     stored = put(again, range(100, 120))
     assert all(stored) or len(damaged) > 2
     for numbers, blocks in ((BLOCKS, found), (range(100, 120), get(again, range(100, 120)))):

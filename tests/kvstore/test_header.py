@@ -98,3 +98,24 @@ def test_only_who_knows_the_secret_writes_what_is_believed() -> None:
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(StoreConfigError, match="secret has 5 bytes, it must have 32"):
         Seal(NAMESPACE, b"short")
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_the_short_check_of_a_hit_agrees_with_the_long_one(secret: bytes | None) -> None:
+    """It differs only in fields that say nothing of the payload, which the CRC protects for rebuilding."""
+    seal = Seal(NAMESPACE, secret)
+    payload = random.Random(4).randbytes(300)
+    slot = bytearray(payload + written(seal, payload))
+    generation, at = 5 << 32 | 9, len(payload)
+    assert seal.is_whole(memoryview(slot), at, memoryview(slot)[:at], KEY, generation)
+    assert not seal.is_whole(memoryview(slot), at, memoryview(slot)[: at - 1], KEY, generation)
+    assert not seal.is_whole(memoryview(slot), at, memoryview(slot)[:at], KEY, generation + 1)
+    assert not seal.is_whole(memoryview(slot), at, memoryview(slot)[:at], make_key(8, KEY[2:]), generation)
+    for bit in range((at + HEADER_BYTES) * 8):
+        slot[bit // 8] ^= 1 << bit % 8
+        view = memoryview(slot)
+        fast = seal.is_whole(view, at, view[:at], KEY, generation)
+        slow = seal.flaw(view[at:], view[:at], KEY, generation) is None
+        beside = bit // 8 in range(at + 106, at + PACKED_BYTES)
+        assert fast == (slow or (beside and secret is None)), bit
+        slot[bit // 8] ^= 1 << bit % 8

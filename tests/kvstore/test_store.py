@@ -203,6 +203,13 @@ def test_buffers_of_other_shapes(store: Store) -> None:
     assert transfer.wait(30) and transfer.results() == [True] and got.tobytes() == payload(1)
 
 
+def test_buffers_that_cannot_be_loaded_into_are_refused(store: Store) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        store.get([key(1)], [memoryview(b"x")])
+    with pytest.raises(ValueError):
+        store.get([key(1)], [])
+
+
 def test_no_blocks(store: Store) -> None:
     assert store.get([], []).done() and store.put([]).done()
     assert store.contains([]) == [] and store.longest_prefix([]) == 0

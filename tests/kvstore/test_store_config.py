@@ -3,13 +3,11 @@
 import errno
 import json
 import os
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deepinfer_kvstore import ownership
 from deepinfer_kvstore.descriptor import Group
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.options import StoreOptions
@@ -64,6 +62,21 @@ def test_a_root_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         Store.open(tmp_path / "root", descriptor(), options(tmp_path))
 
 
+def test_direct_where_the_file_system_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def no_direct(path: Path, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT")
+        return real(path, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", no_direct)
+    refused(tmp_path, "the file system has no O_DIRECT: leave direct at 'auto'", direct="on")
+    store = open_store(tmp_path)
+    assert put(store, [1]) == [True] and get(store, [1]) == [payload(1)]
+    store.close()
+
+
 def test_a_root_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PosixBackend, "free_bytes", lambda self: SLAB - 1)
     refused(tmp_path, f"has {SLAB - 1} bytes free, one slab takes {SLAB}: free some, or lower slab_bytes")
@@ -80,39 +93,11 @@ def test_a_full_root_still_serves_what_is_on_it(tmp_path: Path, monkeypatch: pyt
     store.close()
 
 
-def test_what_engines_of_another_user_could_not_read_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_store(tmp_path).close()
-    monkeypatch.setattr(ownership, "owner_of", lambda path: 7 if path.is_dir() else 8)
-    refused(tmp_path, "belongs to user 7, whose engines cannot read what user 8 writes: run this as user 7")
-    assert not list((tmp_path / "root").rglob(".owner-*"))
-    open_store(tmp_path, read_only=True).close()
-
-
-def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
-    refused(tmp_path, "this user has no home: give it, or set HOME", index_dir=None)
-
-
-def test_a_root_with_a_name_that_is_no_text(tmp_path: Path) -> None:
-    odd = tmp_path / os.fsdecode(b" \xff\xfe\n\xc3\xbc")
-    odd.mkdir()
-    for _ in range(2):
-        with closing(open_store(odd)) as store:
-            put(store, [1])
-            assert get(store, [1]) == [payload(1)]
-
-
 def test_a_store_of_another_format_version(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     (meta,) = (tmp_path / "root").glob("*/meta.json")
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "format_version": 9}))
-    refused(tmp_path, r"meta.json: store format 9, this version reads 1: remove its directory or change root")
+    refused(tmp_path, r"meta.json: store format 9, this version reads 1: purge it or change root")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format_version": 1}', "\xff"])
@@ -127,7 +112,7 @@ def test_a_descriptor_that_differs(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     (meta,) = (tmp_path / "root").glob("*/meta.json")
     meta.write_text(descriptor(weights="others").to_json())
-    refused(tmp_path, "describes another model or layout: remove its directory, or use another root")
+    refused(tmp_path, "describes another model or layout: purge it, or use another root")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"slot_bytes": "8192"}', '{"slot_bytes": -1}', "[]"])

@@ -54,10 +54,10 @@ def test_a_conversation_outlives_its_server(checkpoint: Path, tmp_path: Path) ->
         assert found == 0
         second, found = chat(api, QUESTION, first, "And then?")
         assert found >= 256
-        stored = counter(api, "vllm:deepinfer_kv_store_bytes_total")
+        assert counter(api, "vllm:deepinfer_kv_store_bytes_total") > 0
+        assert 'event="stored"' in api.http.get("/metrics").text  # a snapshot of the first turn
     with server_on(checkpoint, tmp_path) as api:
         assert chat(api, QUESTION, first, "And then?") == (second, pytest.approx(found, abs=128))
-        hits = counter(api, "vllm:deepinfer_kv_hit_tokens_total")
-        assert hits >= 256
+        assert counter(api, "vllm:deepinfer_kv_hit_tokens_total") >= 256
         assert counter(api, "vllm:deepinfer_kv_load_bytes_total") > 0
-        assert counter(api, "vllm:deepinfer_kv_used_bytes") > 0 and stored >= 0
+        assert counter(api, "vllm:deepinfer_kv_used_bytes") > 0
