@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from deepinfer_vllm.kv_connector.config import STORE, ConnectorConfig
+
 MODEL = "deepinfer_vllm/models/deepseek_v41"
 
 
@@ -18,6 +22,20 @@ def test_every_file_about_checkpoints_has_its_row(root: Path) -> None:
     directory = root / "deepinfer_vllm/checkpoint"
     named = re.findall(r"`([a-z_]+\.py)`", (directory / "README.md").read_text())
     assert {*named} == {file.name for file in directory.glob("*.py")} - {"__init__.py"}
+
+
+@pytest.mark.parametrize("directory", ["kvstore", "deepinfer_vllm/kv_connector"])
+def test_every_file_of_the_store_has_one_row(root: Path, directory: str) -> None:
+    section = (root / "docs/kvstore.md").read_text().split(f"In `{directory}/`:")[1].split("\nIn `")[0]
+    patterns = re.findall(r"`([a-z0-9_*]+\.py)`", section)
+    named = [file.name for pattern in patterns for file in (root / directory).glob(pattern)]
+    assert sorted(named) == sorted({file.name for file in (root / directory).glob("*.py")} - {"__init__.py"})
+
+
+def test_every_option_of_the_connector_is_on_its_page(root: Path) -> None:
+    page = (root / "docs/kvstore.md").read_text()
+    options = {*ConnectorConfig.model_fields, *STORE} - {"options"}
+    assert {name for name in options if not re.search(rf"\b{name}\b", page)} == set()
 
 
 def test_every_test_it_names_is_there(root: Path) -> None:
