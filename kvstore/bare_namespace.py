@@ -1,9 +1,8 @@
 """A namespace as an operator's command opens it: its index, journals and slabs, without engine, daemon or capacity."""
 
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.network_fs import file_system_type, is_network
 from deepinfer_kvstore.opening import Places, default_index_dir, open_backend, stored_slot_bytes
 from deepinfer_kvstore.options import StoreOptions
+from deepinfer_kvstore.ownership import require_same_owner
 from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.stripe_set import existing_set
 from deepinfer_kvstore.writer import Claims
@@ -59,12 +59,7 @@ class BareNamespace:
             StoreConfigError: the namespace is another user's, whose engines could not read this journal.
             OSError: the root cannot be written; from the function too, when not all records are in the journal.
         """
-        owner = self.places.namespace.stat().st_uid
-        if owner != os.geteuid():
-            raise StoreConfigError(
-                f"{self.places.namespace} belongs to user {owner}, whose engines cannot read what user {os.geteuid()}"
-                f" writes: run this as user {owner}"
-            )
+        require_same_owner(self.places.namespace)
         claims = Claims(
             self.places.writers, self.places.journals, self.descriptor.digest(), _NO_SLABS,
             lease_s=LEASE_SECONDS, shared=self.shared,
@@ -152,10 +147,11 @@ def opened(
     """
     stripe_set = existing_set(roots)
     control = stripe_set.control_roots if stripe_set else list(roots)
-    descriptors = _descriptors(control)
-    chosen = sorted(descriptors) if name is None else [each for each in [name] if each in descriptors]
+    names = _names(control)
+    descriptors = _descriptors(control, names if name is None else names & {name})
+    chosen = sorted(descriptors)
     if not chosen:
-        have = ", ".join(sorted(descriptors)) or "none"
+        have = ", ".join(sorted(names)) or "none"
         raise StoreConfigError(f"root {roots[0]} has no namespace{f' {name}' if name else ''}: it has {have}")
     found: list[BareNamespace] = []
     try:
@@ -169,17 +165,23 @@ def opened(
             namespace.close()
 
 
-def _descriptors(roots: Sequence[Path]) -> dict[str, Descriptor]:
-    found: dict[str, Descriptor] = {}
+def _names(roots: Sequence[Path]) -> set[str]:
+    found: set[str] = set()
     for root in roots:
         if not root.is_dir():
             raise StoreConfigError(f"root {root} is not a directory: create it, or mount its file system")
         try:
-            directories = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
+            found.update(path.name for path in root.iterdir() if _NAME.fullmatch(path.name))
         except OSError as error:
             raise StoreConfigError(f"root {root} cannot be read ({error}): check owner and mount") from error
-        for directory in directories:
-            meta = directory / "meta.json"
+    return found
+
+
+def _descriptors(roots: Sequence[Path], names: Iterable[str]) -> dict[str, Descriptor]:
+    found: dict[str, Descriptor] = {}
+    for root in roots:
+        for name in names:
+            meta = root / name / "meta.json"
             try:
                 with meta.open("rb") as file:
                     descriptor = Descriptor.from_json(file.read(_MAX_META_BYTES).decode(), str(meta))
@@ -187,7 +189,7 @@ def _descriptors(roots: Sequence[Path]) -> dict[str, Descriptor]:
                 continue
             except (OSError, UnicodeDecodeError) as error:
                 raise StoreConfigError(f"{meta} cannot be read ({error}): check owner and mount") from error
-            if descriptor.directory != directory.name:
+            if descriptor.directory != name:
                 raise StoreConfigError(f"{meta} describes {descriptor.directory}: remove the directory or put it back")
-            found[directory.name] = descriptor
+            found[name] = descriptor
     return found

@@ -88,14 +88,15 @@ class Descriptor:
             version = found.get("format_version")
             if version != FORMAT_VERSION:
                 raise StoreConfigError(
-                    f"{source}: store format {version!r}, this version reads {FORMAT_VERSION}: purge it or change root"
+                    f"{source}: store format {version!r}, this version reads {FORMAT_VERSION}:"
+                    " remove its directory or change root"
                 )
             if unknown := found.keys() ^ {field.name for field in fields(cls)}:
                 raise StoreConfigError(
                     f"{source}: fields {sorted(unknown)} are missing or unknown: not a store's meta.json"
                 )
             return cls(**{**found, "groups": tuple(Group(**group) for group in found["groups"])})
-        except (json.JSONDecodeError, TypeError, AttributeError) as error:
+        except (json.JSONDecodeError, TypeError, AttributeError, RecursionError) as error:
             raise StoreConfigError(
                 f"{source}: not a store's meta.json ({error}): remove it or use another root"
             ) from error

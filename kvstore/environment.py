@@ -221,7 +221,7 @@ class Environment:
 
     def _attach(self) -> None:
         self._lmdb = lmdb.open(
-            str(self.path), map_size=self._map_bytes, max_dbs=len(DATABASES), max_readers=READERS, mode=0o600,
+            os.fsencode(self.path), map_size=self._map_bytes, max_dbs=len(DATABASES), max_readers=READERS, mode=0o600,
             sync=False, metasync=False, readahead=False,
         )  # fmt: skip
         try:

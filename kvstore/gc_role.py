@@ -1,17 +1,22 @@
 """Collection by the daemon: one collector for each namespace, so that no engine needs to."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.fill import Disks, Fill
 from deepinfer_kvstore.gc import Collector
 from deepinfer_kvstore.gc_lease import GcLease
 from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.namespaces import Namespace
+from deepinfer_kvstore.ownership import require_same_owner
 from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.quota import Quota
 from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.scribe import Scribe
+
+_log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 30.0
 SHARE = 0.2
@@ -22,6 +27,11 @@ class _NamespaceCollector:
     """What the daemon collects one namespace with."""
 
     def __init__(self, namespace: Namespace, quota: Quota) -> None:
+        """Raises:
+        StoreConfigError: the namespace is another user's: its engines would see no deletion, and leave us the lease.
+        OSError: it cannot be written.
+        """
+        require_same_owner(namespace.places.namespace)
         self.namespace = namespace
         self.quota = quota
         places, digest = namespace.places, namespace.descriptor.digest()
@@ -67,28 +77,37 @@ class Collectors:
     def __init__(self, namespaces: Callable[[], Sequence[Namespace]]) -> None:
         self._namespaces = namespaces
         self._open: dict[str, _NamespaceCollector] = {}
+        self._said: dict[str, str] = {}
 
     def collect(self) -> Counter[str]:
         """One step in each namespace whose lease is ours or free; blocks that were evicted, by reason.
 
-        Raises:
-            OSError: the root cannot be read or written.
+        A namespace that cannot be read or written is logged once, and keeps no other from being collected.
         """
         namespaces = {namespace.name: namespace for namespace in self._namespaces()}
         for name, collector in list(self._open.items()):
             if namespaces.get(name) is not collector.namespace:
                 self._open.pop(name).close()
+                self._said.pop(name, None)
         evicted: Counter[str] = Counter()
         for name, namespace in namespaces.items():
-            quota = Quota.read(namespace.places.found("quota.json"))
-            known = self._open.get(name)
-            if quota and (known is None or known.quota != quota):
-                if known:
-                    known.close()
-                known = self._open[name] = _NamespaceCollector(namespace, quota)
-            if known:
-                evicted.update(known.step())
+            try:
+                evicted.update(self._step(name, namespace))
+                self._said.pop(name, None)
+            except (OSError, StoreConfigError) as error:
+                if self._said.get(name) != str(error):
+                    self._said[name] = str(error)
+                    _log.warning("namespace %s is not collected: %s: it is tried again", name, error)
         return evicted
+
+    def _step(self, name: str, namespace: Namespace) -> Mapping[str, int]:
+        quota = Quota.read(namespace.places.found("quota.json"))
+        known = self._open.get(name)
+        if quota and (known is None or known.quota != quota):
+            if known:
+                known.close()
+            known = self._open[name] = _NamespaceCollector(namespace, quota)
+        return known.step() if known else {}
 
     def end(self) -> None:
         """Let a step that another thread is in end soon."""

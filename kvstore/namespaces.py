@@ -210,6 +210,8 @@ def _check(descriptor: Descriptor, meta: Path) -> None:
     if not all(type(number) is int and 0 < number < 1 << 32 for number in numbers) or any(
         size % unit for size in sizes
     ):
-        raise StoreConfigError(f"{meta}: tokens, windows and bytes of blocks must be whole numbers above 0: purge it")
+        raise StoreConfigError(
+            f"{meta}: tokens, windows and bytes of blocks must be whole numbers above 0: remove the directory"
+        )
     if not descriptor.groups or any(not 0 <= group.schema < 1 << 16 for group in descriptor.groups):
-        raise StoreConfigError(f"{meta}: it needs groups, of schemas 0 to 65535: purge it")
+        raise StoreConfigError(f"{meta}: it needs groups, of schemas 0 to 65535: remove the directory")

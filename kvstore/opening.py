@@ -14,6 +14,7 @@ from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.memory import MemoryBackend
 from deepinfer_kvstore.options import StoreOptions
+from deepinfer_kvstore.ownership import require_same_owner
 from deepinfer_kvstore.posix import PosixBackend
 from deepinfer_kvstore.quota import Quota
 from deepinfer_kvstore.stripe_set import StripeSet, open_set
@@ -60,8 +61,15 @@ class Places:
 
 
 def default_index_dir(root: Path) -> Path:
-    """Where this user's indexes of the store at `root` are, on a local disk."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where this user's indexes of the store at `root` are, on a local disk.
+
+    Raises:
+        StoreConfigError: this user has no home.
+    """
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise StoreConfigError("index_dir is not given, and this user has no home: give it, or set HOME") from error
     digest = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()
     return Path(cache) / "deepinfer_kvstore" / digest[:16]
 
@@ -81,6 +89,7 @@ def prepare(root: Path, descriptor: Descriptor, options: StoreOptions) -> tuple[
             for namespace in places.namespaces:
                 for path in (namespace, namespace / "writers", namespace / "slabs", namespace / "journals"):
                     path.mkdir(mode=0o700, exist_ok=True)  # blocks reveal prompts
+                require_same_owner(namespace)
             places.write("geometry.json", json.dumps({"slot_bytes": wanted.slot_bytes}) + "\n")
             places.write("meta.json", descriptor.to_json())
             quota = Quota(options.capacity_bytes, wanted.slot_bytes, options.retention).to_json()
@@ -177,7 +186,7 @@ def _check_meta(path: Path, descriptor: Descriptor) -> None:
         raise StoreConfigError(f"{path} cannot be read ({error}): check owner and mount") from error
     found = Descriptor.from_json(text, str(path))
     if found != descriptor:
-        raise StoreConfigError(f"{path} describes another model or layout: purge it, or use another root")
+        raise StoreConfigError(f"{path} describes another model or layout: remove its directory, or use another root")
 
 
 def stored_slot_bytes(places: Places) -> int:
@@ -189,6 +198,8 @@ def stored_slot_bytes(places: Places) -> int:
     path = places.found("geometry.json")
     try:
         slot_bytes = json.loads(path.read_text())["slot_bytes"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise StoreConfigError(f"{path} is not a geometry ({error!r}): purge the store") from error
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StoreConfigError(
+            f"{path} is not a geometry ({error!r}): remove its directory, or use another root"
+        ) from error
     return int(slot_bytes) if isinstance(slot_bytes, int) else 0

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from deepinfer_kvstore.compaction import Compactor
+from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.network_fs import file_system_type, is_network
 from deepinfer_kvstore.opening import Places
+from deepinfer_kvstore.ownership import require_same_owner
 from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.writer import Claims, Writer
 
@@ -52,10 +54,11 @@ class Scribe:
             self.beat()
             if self._writer is None or not self._writer.held():
                 self.close()
+                require_same_owner(self._directory)
                 self._writer = self._claims.claim()
                 self._compactor = Compactor(self._writer.journal, self._index, self._writer.held)
             return self._writer.journal.append(records) == len(records)
-        except OSError as error:
+        except (OSError, StoreConfigError) as error:
             _log.warning("%s: no journal, so nothing is held against collection: %s", self._directory, error)
             self._retry_at = self._clock() + RETRY_SECONDS
             return False

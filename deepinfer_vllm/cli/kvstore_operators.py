@@ -256,10 +256,15 @@ def _age_seconds(text: str | None) -> int | None:
     from deepinfer_kvstore.errors import StoreConfigError
     from deepinfer_kvstore.retention import parse_ttl
 
+    if text is None:
+        return None
     try:
-        return parse_ttl(f"age={text}")["age"] if text is not None else None
+        found = parse_ttl(f"age={text}")
     except StoreConfigError:
-        raise CommandError(f"kvstore purge: --older-than {text!r}: a number and s, m, h or d, as in 3d") from None
+        found = {}
+    if list(found) != ["age"] or found["age"] is None:  # `none` is a time to live, and no age: all blocks are younger
+        raise CommandError(f"kvstore purge: --older-than {text!r}: a number and s, m, h or d, as in 3d")
+    return found["age"]
 
 
 def _print(found: list[Report], as_json: bool, lines: Callable[[Report], list[str]]) -> None:

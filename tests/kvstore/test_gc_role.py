@@ -1,11 +1,13 @@
 """The daemon collects in place of engines."""
 
 import asyncio
+import logging
 from pathlib import Path
 from time import monotonic, time_ns
 
 import pytest
 
+from deepinfer_kvstore import ownership
 from deepinfer_kvstore.daemon import Daemon, DaemonOptions
 from deepinfer_kvstore.gc_role import Collectors
 from deepinfer_kvstore.namespaces import Namespaces
@@ -30,6 +32,8 @@ def test_the_quota_is_that_of_the_engine_that_opened_last(tmp_path: Path) -> Non
         '{"capacity_bytes": 9999, "slot_bytes": 0, "low": 0.8, "high": 0.85, "hard": 0.95, "expired_per_hour": 0.1}',
         '{"capacity_bytes": 9999, "slot_bytes": 1, "low": 0.9, "high": 0.85, "hard": 0.95, "expired_per_hour": 0.1}',
         '{"capacity_bytes": 9999, "slot_bytes": 1, "low": null, "high": 0.85, "hard": 0.95, "expired_per_hour": 1}',
+        '{"capacity_bytes": 1e999, "slot_bytes": 1, "low": 0.8, "high": 0.85, "hard": 0.95, "expired_per_hour": 1}',
+        "[" * 4000,
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_quota_is_none(tmp_path: Path, text: str) -> None:
@@ -59,6 +63,36 @@ def test_each_namespace_is_collected_down_to_its_own_low_mark(tmp_path: Path) ->
     for store in stores:
         store.close()
     assert not list((tmp_path / "root").glob("*/gc.lease"))
+
+
+@pytest.mark.parametrize("trouble", ["another user's", "no lease can be there"])
+def test_a_namespace_that_cannot_be_written_keeps_no_other_from_being_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    stores = {
+        name: open_store(tmp_path, descriptor=descriptor(model=name), index_dir=tmp_path / "engine") for name in "ab"
+    }
+    for store in stores.values():
+        put(store, range(4 * SLAB_SLOTS - 4))
+    namespaces = Namespaces(tmp_path / "root", tmp_path / "daemon")
+    namespaces.scan()
+    for namespace in namespaces.all():
+        namespace.sync()
+    bad = namespaces.all()[0]  # which comes first
+    if trouble == "another user's":
+        monkeypatch.setattr(ownership, "owner_of", lambda path: 7 if path == bad.places.namespace else 8)
+    else:
+        (bad.places.namespace / "gc.lease").mkdir()
+    collectors = Collectors(namespaces.all)
+    with caplog.at_level(logging.WARNING):
+        assert collectors.collect() == {"space": 60 - 51}
+        assert collectors.collect() == {}
+    said = [record.getMessage() for record in caplog.records if "is not collected" in record.getMessage()]
+    assert len(said) == 1 and bad.name in said[0]
+    collectors.close()
+    namespaces.close()
+    for store in stores.values():
+        store.close()
 
 
 def test_a_namespace_that_is_removed_is_let_go(tmp_path: Path) -> None:

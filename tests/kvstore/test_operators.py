@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deepinfer_kvstore import ownership
 from deepinfer_kvstore.entry import Entry, Location
 from deepinfer_kvstore.header import HEADER_BYTES, Seal
 from deepinfer_kvstore.index import Index
@@ -347,11 +348,22 @@ class Terminal:
 def test_what_engines_could_not_read_is_not_written(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    owner = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    monkeypatch.setattr(ownership, "owner_of", lambda path: 7 if path.is_dir() else 8)
     run(root, *command, code=1)
-    assert f"belongs to user {owner}" in capsys.readouterr().err
+    assert "belongs to user 7, whose engines cannot read what user 8 writes" in capsys.readouterr().err
     assert len(present(root)) == BLOCKS
+
+
+@pytest.mark.parametrize("meta", ["", "[" * 100_000, '{"format_version": 9}'])
+def test_a_namespace_that_makes_no_sense_is_in_nobodys_way_who_names_another(
+    root: Path, capsys: pytest.CaptureFixture[str], meta: str
+) -> None:
+    (root / ("0" * 16)).mkdir()
+    (root / ("0" * 16) / "meta.json").write_text(meta)
+    run(root, "stats", code=1)
+    error = capsys.readouterr().err
+    assert "0000000000000000/meta.json: " in error and "remove it" in error and error.count("\n") == 1
+    assert report(root, capsys, "stats", "--namespace", NAMESPACE)["keys"] == BLOCKS
 
 
 def test_pinned_blocks_are_listed_as_such(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -377,6 +389,8 @@ def test_pinned_blocks_are_listed_as_such(root: Path, capsys: pytest.CaptureFixt
         ("purge", ["--all", "--tenant", "a"], "name what to delete"),
         ("purge", ["--tenant", "a", "--remove"], "--remove goes with --all"),
         ("purge", ["--older-than", "soon"], "--older-than 'soon': a number and s, m, h or d"),
+        ("purge", ["--older-than", "none", "--yes"], "--older-than 'none': a number and s, m, h or d"),
+        ("purge", ["--older-than", "1d,age=none", "--yes"], "--older-than '1d,age=none': a number and s, m, h or d"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -3,11 +3,13 @@
 import errno
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deepinfer_kvstore import ownership
 from deepinfer_kvstore.descriptor import Group
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.options import StoreOptions
@@ -93,11 +95,39 @@ def test_a_full_root_still_serves_what_is_on_it(tmp_path: Path, monkeypatch: pyt
     store.close()
 
 
+def test_what_engines_of_another_user_could_not_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store(tmp_path).close()
+    monkeypatch.setattr(ownership, "owner_of", lambda path: 7 if path.is_dir() else 8)
+    refused(tmp_path, "belongs to user 7, whose engines cannot read what user 8 writes: run this as user 7")
+    assert not list((tmp_path / "root").rglob(".owner-*"))
+    open_store(tmp_path, read_only=True).close()
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    refused(tmp_path, "this user has no home: give it, or set HOME", index_dir=None)
+
+
+def test_a_root_with_a_name_that_is_no_text(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b" \xff\xfe\n\xc3\xbc")
+    odd.mkdir()
+    for _ in range(2):
+        with closing(open_store(odd)) as store:
+            put(store, [1])
+            assert get(store, [1]) == [payload(1)]
+
+
 def test_a_store_of_another_format_version(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     (meta,) = (tmp_path / "root").glob("*/meta.json")
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "format_version": 9}))
-    refused(tmp_path, r"meta.json: store format 9, this version reads 1: purge it or change root")
+    refused(tmp_path, r"meta.json: store format 9, this version reads 1: remove its directory or change root")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format_version": 1}', "\xff"])
@@ -112,7 +142,7 @@ def test_a_descriptor_that_differs(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     (meta,) = (tmp_path / "root").glob("*/meta.json")
     meta.write_text(descriptor(weights="others").to_json())
-    refused(tmp_path, "describes another model or layout: purge it, or use another root")
+    refused(tmp_path, "describes another model or layout: remove its directory, or use another root")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"slot_bytes": "8192"}', '{"slot_bytes": -1}', "[]"])
