@@ -76,6 +76,11 @@ class ChainHasher:
     """
 
     def __init__(self, hash_tokens: int, root: bytes, *, compiled: bool = True) -> None:
+        """Raises:
+        ValueError: a root of another length; compiled code would write beyond its memory.
+        """
+        if len(root) != HASH_BYTES:
+            raise ValueError(f"root has {len(root)} bytes, a chain needs {HASH_BYTES}: give what none_hash() makes")
         self.hash_tokens = hash_tokens
         self.root = root
         self._append = (compiled and _compiled()) or _append_python

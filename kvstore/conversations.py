@@ -5,9 +5,12 @@ from threading import Lock
 
 from deepinfer_kvstore.keys import HASH_BYTES
 
+MAX_CHAINS = 1 << 14
+"""A short chain costs more than its hashes: some 400 bytes."""
+
 
 class Conversations:
-    """Chains by namespace and last hash, the most recently used `max_bytes` of them. Thread-safe.
+    """Chains by namespace and last hash, the most recently used `max_bytes` or `MAX_CHAINS` of them. Thread-safe.
 
     The last hash stands for everything before it, salt and adapter included: who names it cannot get another's chain
     by mistake, and what is kept here can never be out of date.
@@ -36,7 +39,7 @@ class Conversations:
             if tail and len(packed) <= self._max_bytes:
                 self._chains[namespace, tail] = packed
                 self.bytes += len(packed)
-            while self.bytes > self._max_bytes:
+            while self.bytes > self._max_bytes or len(self._chains) > MAX_CHAINS:
                 _, oldest = self._chains.popitem(last=False)
                 self.bytes -= len(oldest)
         return tail

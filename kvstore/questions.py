@@ -24,7 +24,9 @@ from deepinfer_kvstore.protocol import (
 )
 
 CONVERSATION_BYTES = 16 << 20
-"""Hashes that a client keeps."""
+"""Hashes that a client keeps,"""
+MAX_TURNS = 1 << 14
+"""of so many conversations."""
 NAMESPACES_SECONDS = 1.0
 """A namespace that is not there is not asked for again for so long."""
 
@@ -231,7 +233,7 @@ class Questions:
                 return
             self._turns[place] = one.turn
             self._turn_bytes += len(one.packed)
-            while self._turn_bytes > CONVERSATION_BYTES:
+            while self._turn_bytes > CONVERSATION_BYTES or len(self._turns) > MAX_TURNS:
                 _, oldest = self._turns.popitem(last=False)
                 self._turn_bytes -= len(oldest.packed)
 

@@ -109,12 +109,12 @@ class Server:
         assert self._token, "TCP without a token"
 
         def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._accept(reader, writer, self._token)
+            if tls:
+                assert isinstance(writer.transport, asyncio.Transport)
+                writer.transport.pause_reading()  # what comes before `start_tls` would be lost
+            self._accept(reader, writer, self._token, tls)
 
-        handshake = self._limits.frame_seconds if tls else None
-        server = await asyncio.start_server(
-            peer, host, port, limit=_READ_BYTES, ssl=tls, ssl_handshake_timeout=handshake
-        )
+        server = await asyncio.start_server(peer, host, port, limit=_READ_BYTES)
         self._servers.append(server)
         found: int = server.sockets[0].getsockname()[1]
         return found
@@ -129,13 +129,19 @@ class Server:
         await asyncio.gather(*peers, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str | None) -> None:
+    def _accept(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        token: str | None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         peers = self._local if token is None else self._remote
         if len(peers) >= self._limits.connections:
             self._metrics.refused.labels("connections").inc()
             writer.transport.abort()
             return
-        task = asyncio.ensure_future(self._serve(reader, writer, token))
+        task = asyncio.ensure_future(self._serve(reader, writer, token, tls))
         peers.add(task)
         self._metrics.connections.inc()
         task.add_done_callback(self._peer_left)
@@ -147,9 +153,18 @@ class Server:
         if not task.cancelled() and (error := task.exception()):
             _log.error("CHECK connection", exc_info=error)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str | None) -> None:
+    async def _serve(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        token: str | None,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         peer = (writer.get_extra_info("peername") or [None])[0] if token else writer
         try:
+            if tls:  # here and not by the listener, which would not count those that are at it
+                async with self._on_time(asyncio.get_running_loop().time() + self._limits.frame_seconds):
+                    await writer.start_tls(tls)
             async with self._frame(reader, self._limits.frame_seconds, MAX_HELLO_BYTES) as body:
                 answer = _greet(unpack(body), token)
             while True:

@@ -20,7 +20,7 @@ SLAB_SLOTS = 16
 def descriptor(payload_bytes: int = PAYLOAD, **changes: Any) -> Descriptor:
     fields: dict[str, Any] = {
         "model": "m", "weights": "w", "kv_dtype": "bf16", "record_format": "r", "layout": "l",
-        "hash_algorithm": "sha256_cbor", "none_hash": "00", "hash_tokens": 64, "shards": "all",
+        "hash_algorithm": "sha256_cbor", "none_hash": "00" * 32, "hash_tokens": 64, "shards": "all",
         "groups": (Group(1, 64, payload_bytes),),
     }  # fmt: skip
     return Descriptor(**{**fields, **changes})

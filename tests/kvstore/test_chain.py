@@ -104,6 +104,13 @@ def test_root_is_that_of_a_default_engine_or_of_its_seed(monkeypatch: pytest.Mon
     assert none_hash() == none_hash("7") == hashlib.sha256(cbor2.dumps("7")).digest() != none_hash("")
 
 
+@pytest.mark.parametrize("root", [b"", b"\0", ROOT[:-1], ROOT + b"\0"])
+def test_a_root_of_another_length_is_refused(root: bytes) -> None:
+    """A meta.json that somebody made up must not let compiled code write beyond its memory."""
+    with pytest.raises(ValueError, match=f"root has {len(root)} bytes, a chain needs 32"):
+        ChainHasher(16, root)
+
+
 def test_compiled_code_runs_here() -> None:
     assert module._compiled() is not None
 

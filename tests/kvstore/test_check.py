@@ -134,6 +134,18 @@ def test_a_conversation_sends_new_hashes_only(tmp_path: Path, monkeypatch: pytes
         asking.close()
 
 
+def test_conversations_of_a_client_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepinfer_kvstore.questions.MAX_TURNS", 2)
+    tokens = prompt(4 * UNIT)
+    with storing(tmp_path) as store, daemon(tmp_path):
+        store_prompt(store, tokens)
+        asking = client(tmp_path)
+        for name in ("a", "b", "c", "a"):
+            assert asking.check(Question(NAME, tokens, conversation=name)).hit_tokens == 4 * UNIT
+        assert [name for _, name in asking._questions._turns] == ["c", "a"]
+        asking.close()
+
+
 def test_a_server_that_forgot_a_conversation_gets_it_whole(tmp_path: Path) -> None:
     tokens = prompt(20 * UNIT)
     with storing(tmp_path) as store:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from deepinfer_kvstore import conversations as conversations_module
 from deepinfer_kvstore import tickets as tickets_module
 from deepinfer_kvstore.conversations import Conversations
 from deepinfer_kvstore.patience import Patience
@@ -40,6 +41,15 @@ def test_conversations_are_bounded_and_the_last_used_stay() -> None:
     assert [bool(kept.get("n", letter * 32)) for letter in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
     kept.keep("n", hashes(b"x", b"x", b"x", b"y"))  # too long to keep at all
     assert kept.bytes == 96 and kept.get("n", b"y" * 32) is None
+
+
+def test_short_conversations_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations_module, "MAX_CHAINS", 2)
+    kept = Conversations(10_000)
+    for letter in (b"a", b"b", b"c"):
+        kept.keep("n", hashes(letter))
+    assert [bool(kept.get("n", letter * 32)) for letter in (b"a", b"b", b"c")] == [False, True, True]
+    assert kept.bytes == 64
 
 
 def test_tickets_end_by_themselves_or_when_released() -> None:

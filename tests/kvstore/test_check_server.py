@@ -231,12 +231,13 @@ def test_connections_are_bounded(stored: Path) -> None:
         assert_served(stored)
 
 
-def test_strangers_leave_room_for_the_nodes_own(stored: Path) -> None:
-    address = Address("127.0.0.1", 0, TOKEN, None)
-    with daemon(stored, listen=address, limits=Limits(connections=2)) as running, ExitStack() as stack:
-        strangers = [socket.create_connection(("127.0.0.1", running.tcp_port), 20) for _ in range(3)]
-        for stranger in strangers:
-            stack.enter_context(stranger)
+@pytest.mark.parametrize("over_tls", [False, True])
+def test_strangers_leave_room_for_the_nodes_own(stored: Path, certificate: tuple[Path, Path], over_tls: bool) -> None:
+    address = Address("127.0.0.1", 0, TOKEN, tls_of(certificate) if over_tls else None)
+    limits = Limits(connections=2, frame_seconds=30)
+    with daemon(stored, listen=address, limits=limits) as running, ExitStack() as stack:
+        for _ in range(3):  # who says nothing, not even a greeting of TLS
+            stack.enter_context(socket.create_connection(("127.0.0.1", running.tcp_port), 20))
         eventually(lambda: refused(running, "connections") == 1)
         assert_served(stored)
 
@@ -265,6 +266,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
+def tls_of(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*certificate)
+    return tls
+
+
 def ask_tcp(running: Daemon, **changes: Any) -> Answer:
     asking = CheckClient(("localhost", running.tcp_port), budget_seconds=20, **changes)
     answer = asking.check(Question(NAME, TOKENS))
@@ -282,8 +289,7 @@ def test_tcp_wants_the_token(stored: Path) -> None:
 
 
 def test_tcp_with_tls(stored: Path, certificate: tuple[Path, Path]) -> None:
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(*certificate)
+    tls = tls_of(certificate)
     trusting = ssl.create_default_context(cafile=str(certificate[0]))
     with daemon(stored, listen=Address("127.0.0.1", 0, TOKEN, tls), limits=Limits(frame_seconds=1)) as running:
         assert ask_tcp(running, token=TOKEN, tls=trusting).hit_tokens == 4 * UNIT

@@ -187,6 +187,7 @@ def test_hosts_the_directory_of_snapshots(tmp_path: Path) -> None:
         {"hash_tokens": "16"},
         {"none_hash": 5},
         {"none_hash": "xyz"},
+        {"none_hash": "00"},
         {"groups": ()},
         {"groups": (Group(1, 7, 10),)},
         {"groups": (Group(1, 16, 10, window_tokens=0),)},

@@ -42,7 +42,7 @@ WRONG = 3
 
 DESCRIPTOR = Descriptor(
     model="soak", weights="1", kv_dtype="u8", record_format="soak", layout="soak", hash_algorithm="sha256_cbor",
-    none_hash="00", hash_tokens=BLOCK_TOKENS, shards="1", groups=(Group(1, BLOCK_TOKENS, PAYLOAD_BYTES),),
+    none_hash="00" * 32, hash_tokens=BLOCK_TOKENS, shards="1", groups=(Group(1, BLOCK_TOKENS, PAYLOAD_BYTES),),
 )  # fmt: skip
 
 
