@@ -74,7 +74,7 @@ class GcLease:
         try:
             found = json.loads(text)
             return _Seen(str(found["owner"]), int(found["epoch"]), beat_ns)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             return _Seen("", 0, beat_ns)
 
     def _beat(self) -> None:

@@ -49,4 +49,6 @@ class GcThread:
                 if str(error) != said:  # once while it stays the same
                     said = str(error)
                     _log.warning("kv store: collection: %s: it is tried again", error)
+            except Exception:  # nothing is collected any more once this thread has ended
+                _log.exception("kv store: collection ended in an error of the program")
         self._collector.release()

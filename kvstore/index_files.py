@@ -52,7 +52,7 @@ class IndexFiles:
         try:
             found = json.loads((self.path / "identity.json").read_text())
             version, boot = int(found.pop("format")), found.pop("boot")
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return False
         if version > INDEX_FORMAT:  # two versions at once must not throw away each other's
             raise StoreConfigError(

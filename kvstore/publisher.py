@@ -41,6 +41,8 @@ class Publisher:
         self._each_round = each_round
         self._interval_s = interval_s
         self._waiting: list[Publication] = []
+        self._owed: list[Record] = []
+        """What folding told us to append, and the journal has not taken: the index says it once."""
         self._begun = self._ended = 0
         self._wanted = 0
         self._closed = False
@@ -98,9 +100,9 @@ class Publisher:
         kept = 0
         with self._survived():
             kept = self._append(records) if records else 0
-            applied = self._fold()
-            if applied.superseded:
-                self._append(applied.superseded)
+            self._owed += self._fold().superseded
+            if self._owed:
+                del self._owed[: self._append(self._owed)]
         for publication in publications:
             of_these = min(kept, len(publication.records))
             kept -= of_these

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.retention import Retention
 
 _MAX_BYTES = 4096
@@ -33,6 +32,6 @@ class Quota:
             capacity_bytes, slot_bytes = int(found["capacity_bytes"]), int(found["slot_bytes"])
             low, high, hard, expired_per_hour = (float(found[name]) for name in _MARKS)
             retention = Retention(low=low, high=high, hard=hard, expired_per_hour=expired_per_hour)
-        except (OSError, ValueError, TypeError, KeyError, StoreConfigError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
         return cls(capacity_bytes, slot_bytes, retention) if 0 < slot_bytes <= capacity_bytes else None

@@ -1,6 +1,7 @@
 """The store: blocks of one namespace by key, in slabs below a directory that any number of processes share."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -63,7 +64,7 @@ def wall_ms() -> int:
 
 
 class Store:
-    """One process's access to a namespace. Thread-safe. Not for forked children.
+    """One process's access to a namespace. Thread-safe. A forked child's copy only misses and drops.
 
     After `open` nothing raises for what disks, networks or other writers do: a block is there, or it is a miss. Only
     `close` and `sync` wait for the root.
@@ -141,6 +142,7 @@ class Store:
         self._disk_slot_bytes = places.disk_slot_bytes(geometry.slot_bytes)
         self._is_full = False
         self._closed = False
+        self._process = os.getpid()
         self._slabs = OpenSlabs(backend, max_open(places.stripe_set.code.shards if places.stripe_set else 1))
         self._load_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
         self._store_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
@@ -285,6 +287,8 @@ class Store:
         if self._closed:
             return
         self._closed = True
+        if self._process != os.getpid():  # threads are the parent's, and so are lease and slabs
+            return
         collected = self._gc is None or self._gc.close(self.options.io_timeout_s)
         quiet = collected & self._threads.close(self.options.io_timeout_s)
         self._publisher.sync(self.options.io_timeout_s)
@@ -348,7 +352,7 @@ class Store:
         return Fill(self._disk_slot_bytes, used, self.options.capacity_bytes // slot_bytes, self._disks.fullest())
 
     def _refusal(self) -> Drop | None:
-        if self._holdings is None or self._closed:
+        if self._holdings is None or self._closed or self._process != os.getpid():
             return Drop.READ_ONLY
         if self._is_full:
             return Drop.FULL

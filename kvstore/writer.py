@@ -45,7 +45,7 @@ class Holder:
                 found: dict[str, Any] = json.loads(file.read(MAX_LEASE_BYTES))
             holder = cls(**found)
             numbers = (holder.writer, holder.epoch, holder.slot_bytes, holder.slab_slots)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
         return holder if all(isinstance(number, int) and 0 <= number < 1 << 32 for number in numbers) else None
 

@@ -179,6 +179,7 @@ def no_direct(real: Callable[..., int]) -> Callable[..., int]:
 def test_a_file_system_without_o_direct_is_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    sound = PosixBackend(tmp_path, GEOMETRY, direct="on")
     monkeypatch.setattr(posix.os, "open", no_direct(os.open))
     backend = PosixBackend(tmp_path, GEOMETRY)
     for name in ("a.slab", "b.slab"):
@@ -189,6 +190,9 @@ def test_a_file_system_without_o_direct_is_named_once(
     with pytest.raises(StoreConfigError, match="has no O_DIRECT: leave direct at 'auto'"):
         PosixBackend(tmp_path, GEOMETRY, direct="on")
     assert sorted(backend.names()) == sorted(os.listdir(tmp_path)) == ["a.slab", "b.slab"]
+    with pytest.raises(OSError, match="no O_DIRECT"):  # no error of configuration once it is open
+        sound.create("c.slab", SLOT, 16)
+    assert not (tmp_path / "c.slab").exists()
 
 
 def test_names_of_slabs() -> None:

@@ -69,7 +69,13 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
     assert taken(second)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"owner": 1}', b"\xff" * 300, b'{"owner": "x", "epoch": "?"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"{", b"[]", b'{"owner": 1}', b"\xff" * 300,
+        b'{"owner": "x", "epoch": "?"}', b'{"owner": "x", "epoch": 1e999}',
+    ],
+)  # fmt: skip
 def test_a_file_that_says_nothing_is_a_lease_that_goes_stale(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "gc.lease").write_bytes(text)
     lease = GcLease(tmp_path, LEASE_S)

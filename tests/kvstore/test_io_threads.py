@@ -1,6 +1,6 @@
 """Threads for transfers: order, deadlines, and the small parts beside them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event, Lock
 from time import monotonic, sleep
 
@@ -217,6 +217,23 @@ def test_a_journal_that_took_a_part_publishes_the_first_ones() -> None:
         publisher._changed.notify_all()
     assert publisher.sync(30) and done == [2, 1]
     assert publisher.close(30)
+
+
+def test_what_a_journal_did_not_take_of_what_folding_said_is_appended_later() -> None:
+    """The index says once that a block has lost to a rival: forgotten, its slot would never be free again."""
+    taken: list[object] = []
+    room = [0, 1, 10]
+
+    def append(records: Sequence[object]) -> int:
+        kept = list(records)[: room.pop(0)]
+        taken.extend(kept)
+        return len(kept)
+
+    said = [Applied(superseded=["x", "y"])]  # type: ignore[list-item]
+    publisher = Publisher(append, lambda: said.pop() if said else Applied(), lambda: None, 60.0)
+    for expected in ([], ["x"], ["x", "y"], ["x", "y"]):
+        assert publisher.sync(30) and taken[: len(expected)] == expected
+    assert taken == ["x", "y"] and publisher.close(30)
 
 
 def test_blocks_may_be_settled_together() -> None:

@@ -8,6 +8,7 @@ from time import monotonic, sleep
 import pytest
 
 from deepinfer_kvstore.fill import Disk
+from deepinfer_kvstore.gc_lease import GcLease
 from deepinfer_kvstore.retention import Retention
 from deepinfer_kvstore.store import Put, Store
 from store_case import PAYLOAD, SLAB_SLOTS, SLOT, get, key, open_store, payload, put
@@ -145,6 +146,18 @@ def test_of_two_stores_one_collects_and_the_other_goes_on_when_it_is_closed(tmp_
     assert eventually(lambda: second._gc is not None and second._gc._collector._lease.held())
     second.close()
     assert not list((tmp_path / "root").glob("*/gc.lease"))
+
+
+def test_an_error_of_the_program_does_not_end_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path, collect_interval_s=0.02, io_timeout_s=0.2)
+    with monkeypatch.context() as wrong:
+        wrong.setattr(GcLease, "hold", lambda _: 1 / 0)
+        assert eventually(lambda: caplog.text.count("collection ended in an error of the program") > 1)
+    put(store, range(4 * SLAB_SLOTS))
+    assert eventually(lambda: store.stats().evicted.get("space", 0) > 0)
+    store.close()
 
 
 def test_a_writer_without_a_free_slot_makes_room_though_another_holds_most_slabs(tmp_path: Path) -> None:

@@ -385,6 +385,23 @@ def test_a_closed_store_misses_and_drops(tmp_path: Path) -> None:
     assert store.stats().hits == 0
 
 
+def test_a_forked_child_misses_and_drops_and_leaves_its_parent_alone(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, [1])
+    (lease,) = (tmp_path / "root").glob("*/writers/*.lease")
+    touched = lease.stat().st_mtime_ns
+    child = os.fork()
+    if not child:  # pytest is not to go on in it
+        began = monotonic()
+        right = get(store, [1]) == [None] and put(store, [2]) == [False]
+        store.close()
+        os._exit(0 if right and monotonic() - began < 5 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert lease.stat().st_mtime_ns == touched
+    assert put(store, [3]) == [True] and get(store, [1, 2, 3]) == [payload(1), None, payload(3)]
+    store.close()
+
+
 def test_a_slab_made_anew_under_the_name_of_one_that_is_still_open(tmp_path: Path) -> None:
     """An owner gave an empty slab back, and began another one of that number after its next start."""
     writer = open_store(tmp_path)

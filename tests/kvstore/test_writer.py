@@ -208,7 +208,10 @@ def test_slabs_of_another_length_are_adopted_only_on_demand(tmp_path: Path, cloc
     assert (again.id, again.epoch) == (first.id, 3), "it keeps the length that its slabs have"
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"writer": 1}', b"\xff\xfe", b"x" * (MAX_LEASE_BYTES * 2)])
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b"{}", b'{"writer": 1}', b"\xff\xfe", b"x" * (MAX_LEASE_BYTES * 2), b"[" * MAX_LEASE_BYTES],
+)
 def test_a_lease_that_is_none_is_left_alone(tmp_path: Path, clock: Clock, text: bytes) -> None:
     path = tmp_path / "writers" / "00000007.lease"
     path.write_bytes(text)
