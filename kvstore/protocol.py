@@ -33,6 +33,8 @@ MAX_REQUESTS = 256
 """In one `check`."""
 MAX_ITEMS = 4096
 """Images and the like in one request."""
+MAX_PARTS = 1 << 16
+"""Of maps and lists and what they hold, in one frame: a byte of it may become a hundred of memory."""
 MAX_TEXT_BYTES = 4096
 """Of a name, a path, a salt or an identifier."""
 TICKET_BYTES = 16
@@ -169,10 +171,20 @@ def unpack(body: bytes | bytearray | memoryview) -> Message:
     Raises:
         ProtocolError: anything but a map of text to bounded values.
     """
+    left = MAX_PARTS
+
+    def count(part: Any) -> Any:
+        nonlocal left
+        left -= 1 + len(part)
+        if left < 0:
+            raise ValueError(f"more than {MAX_PARTS} parts")
+        return part
+
     try:
         message = msgpack.unpackb(
-            body, max_map_len=64, max_array_len=MAX_ITEMS, max_str_len=MAX_TEXT_BYTES, max_ext_len=0
-        )
+            body, max_map_len=64, max_array_len=MAX_ITEMS, max_str_len=MAX_TEXT_BYTES, max_ext_len=0,
+            object_hook=count, list_hook=count,
+        )  # fmt: skip
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise ProtocolError(Code.MALFORMED, f"no frame of msgpack: {type(error).__name__}: {error}"[:200]) from error
     if not isinstance(message, dict) or not all(isinstance(name, str) for name in message):

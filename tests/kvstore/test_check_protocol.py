@@ -1,6 +1,7 @@
 """Frames and messages of CHECK: what is said is understood, anything else is refused."""
 
 import math
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -12,7 +13,9 @@ from deepinfer_kvstore.entry import Entry, Location
 from deepinfer_kvstore.extra_keys import ExtraKeys, Lora, MultiModal
 from deepinfer_kvstore.protocol import (
     LENGTH,
+    MAX_FRAME_BYTES,
     MAX_ITEMS,
+    MAX_PARTS,
     MAX_TEXT_BYTES,
     CheckReply,
     CheckRequest,
@@ -148,6 +151,20 @@ def test_what_is_no_frame_is_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
         unpack(body)
     assert caught.value.code is Code.MALFORMED
+
+
+@pytest.mark.parametrize("part", [b"\x80", b"\x90"])
+def test_a_frame_of_many_small_parts_costs_no_more_than_a_large_one(part: bytes) -> None:
+    rows = b"\x81\xa1a\xdc\x0f\xa0" + (b"\xdc\x07\xff" + part * 2047) * 4000
+    assert len(rows) < MAX_FRAME_BYTES
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match=f"more than {MAX_PARTS} parts"):
+        unpack(rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < MAX_FRAME_BYTES
+    pictures = [["cat", number, 1] for number in range(MAX_ITEMS)]
+    assert unpack(msgpack.packb({"requests": [{"mm": pictures}] * 3}))["requests"][2]["mm"] == pictures
 
 
 @given(st.binary(max_size=200))
