@@ -21,7 +21,8 @@ FULL_PAUSE_S = 1.0
 """After a slab could not be made, so long passes before the next attempt."""
 NEED_SHARE = 16
 """Of a writer's slots, this part is collected when none is free."""
-_COUNTER_BITS = 32
+EPOCH_SHIFT = 32
+"""A generation is the epoch, and below it a count."""
 
 
 class Holdings:
@@ -158,7 +159,7 @@ class Holdings:
 
     def fill(self, run: Run, slot: int) -> Location:
         """The location of the block that slot number `slot` of a taken run is to hold."""
-        generation = self._writers[run.writer].epoch << _COUNTER_BITS | next(self._counter)
+        generation = self._writers[run.writer].epoch << EPOCH_SHIFT | next(self._counter)
         location = Location(run.writer, run.slab, run.first + slot, generation)
         self.slots.fill(location)
         return location

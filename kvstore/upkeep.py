@@ -10,7 +10,7 @@ from time import monotonic
 
 from deepinfer_kvstore.backend import Backend
 from deepinfer_kvstore.fill import Fill
-from deepinfer_kvstore.holdings import Holdings
+from deepinfer_kvstore.holdings import EPOCH_SHIFT, Holdings
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.retention import Retention
 from deepinfer_kvstore.slabs import OpenSlabs, parse_slab_name, slab_name
@@ -54,6 +54,7 @@ class Upkeep:
         self._sweep_at = clock() + SWEEP_SECONDS
         self._left_empty: set[SlabId] = set()
         self._missing: set[SlabId] = set()
+        self._lacking: dict[int, float] = {}  # writers without a lease, since when
 
     def step(self) -> None:
         """To be called about once a second.
@@ -73,6 +74,7 @@ class Upkeep:
             self._sweep_at = self._clock() + SWEEP_SECONDS
             found = set(filter(None, map(parse_slab_name, self._backend.names())))
             self._lose(holdings, found)
+            self._restore(found, holdings.owners())
             self._sweep(found, holdings.owners())
 
     def _punch(self, holdings: Holdings, runs: list[Run]) -> None:
@@ -93,6 +95,18 @@ class Upkeep:
             _log.warning("kv store: %s is gone, and what it held", slab_name(*slab))
             holdings.slots.lose(*slab)
             self._slabs.forget(slab_name(*slab))
+
+    def _restore(self, found: set[SlabId], own: Collection[int]) -> None:
+        """Write leases anew that somebody has removed: else the slabs of their writers would be nobody's for ever."""
+        now = self._clock()
+        lacking = {writer for writer, _ in found if writer not in own and self._claims.lacks(writer)}
+        self._lacking = {writer: self._lacking.get(writer, now) for writer in lacking}
+        for writer, since in self._lacking.items():
+            if now - since >= self._claims.lease_s:
+                lives = (self._index.lives_of(*slab).values() for slab in found if slab[0] == writer)
+                epoch = max((generation >> EPOCH_SHIFT for slots in lives for generation, _ in slots), default=0)
+                if self._claims.restore(writer, epoch):
+                    _log.warning("kv store: writer %08x had no lease: its slabs can be taken over now", writer)
 
     def _sweep(self, found: set[SlabId], own: Collection[int]) -> None:
         """Remove slabs that dead writers left without blocks, seen so twice: an index may just be rebuilt."""

@@ -174,7 +174,7 @@ class Claims:
         self._journals = journals
         self._namespace = namespace
         self._geometry = geometry
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._shared = shared
         self._clock = clock
 
@@ -203,6 +203,33 @@ class Claims:
                     return writer
         return None
 
+    def lacks(self, writer: int) -> bool:
+        """Whether an identity has no lease that can be read: somebody has removed or damaged it."""
+        return self._holder(_lease_name(writer)) is None
+
+    def restore(self, writer: int, epoch: int) -> bool:
+        """Write the lease of an identity that lacks it anew, as one that was released: it can be adopted then. Whether
+        that was done: not where a process still holds the damaged file.
+
+        To be called when it has been lacking for `lease_s`: who had it has noticed by then, and goes on as another.
+        `epoch` is the last one that is known of.
+
+        Raises:
+            OSError: no directory can be written.
+        """
+        lease = self._locked(_lease_name(writer), os.O_RDWR | os.O_CREAT)
+        if lease is None:
+            return False
+        try:
+            lacking = self.lacks(writer)
+            if lacking:
+                slot_bytes, slab_slots = self._geometry.slot_bytes, self._geometry.slab_slots
+                lease.write(Holder(writer, epoch, slot_bytes, slab_slots, secrets.token_hex(16), "", 0))
+                lease.touch(0.0)
+            return lacking
+        finally:
+            lease.close()
+
     def _holder(self, name: str) -> Holder | None:
         """The last one: a replica on a root that was away may name one before."""
         found = [holder for directory in self._writers if (holder := Holder.read(directory / name))]
@@ -216,7 +243,7 @@ class Claims:
         try:
             # Of those who see the same silence, one creates the journal of the next epoch.
             epoch = self._last_epoch(holder) + 1
-            silent = not self._shared or lease.silent(self._lease_s)
+            silent = not self._shared or lease.silent(self.lease_s)
             if silent and epoch < 1 << 32 and self._holder(name) == holder:
                 return self._begin(lease, holder.writer, epoch, holder.slab_slots)
         except FileExistsError:
@@ -243,7 +270,7 @@ class Claims:
         token, host = secrets.token_hex(16), os.uname().nodename
         holder = Holder(writer, epoch, self._geometry.slot_bytes, slab_slots, token, host, os.getpid())
         lease.write(holder)
-        return Writer(lease, holder, journal, self._lease_s, self._clock)
+        return Writer(lease, holder, journal, self.lease_s, self._clock)
 
     def _last_epoch(self, holder: Holder) -> int:
         names = [JournalName.parse(name) for name in _names(self._journals)]

@@ -250,6 +250,32 @@ def test_slabs_that_a_dead_writer_left_empty_are_removed(tmp_path: Path, monkeyp
     store.close()
 
 
+@pytest.mark.parametrize("damage", ["removed", "emptied", "noise"])
+def test_slabs_whose_lease_is_gone_are_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    """Else each lease that somebody removes costs the store its slabs' capacity for ever."""
+    monkeypatch.setattr("deepinfer_kvstore.upkeep.SWEEP_SECONDS", 0.1)
+    victim = open_store(tmp_path, slabs=4, lease_s=0.5, collect_interval_s=0.02, io_timeout_s=0.2)
+    put(victim, range(3 * SLAB_SLOTS))
+    before = victim.writer
+    (lease,) = (tmp_path / "root").glob("*/writers/*.lease")
+    if damage == "removed":
+        lease.unlink()
+    else:
+        lease.write_bytes(b"" if damage == "emptied" else b"\xff" * 512)
+    assert eventually(lambda: victim.writer != before)
+    assert [get(victim, [n]) == [payload(n)] for n in range(3 * SLAB_SLOTS)] == [True] * 3 * SLAB_SLOTS
+    victim.delete([key(n) for n in range(3 * SLAB_SLOTS)])
+    stored, number, deadline = 0, 1000, monotonic() + 60
+    while stored < 3 * SLAB_SLOTS:  # more than the fourth slab, which alone would be left
+        assert monotonic() < deadline
+        stored += sum(put(victim, range(number, number + 8)))
+        number += 8
+        sleep(0.02)
+    kept = [n for n in range(1000, number) if victim.contains([key(n)])[0]]
+    assert len(kept) > SLAB_SLOTS and get(victim, kept) == [payload(n) for n in kept]
+    victim.close()
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_slab_that_somebody_removes_is_forgotten_and_storing_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
