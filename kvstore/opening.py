@@ -48,7 +48,7 @@ class Places:
 
     def found(self, name: str) -> Path:
         """The first replica of a file that is there, else where the first should be."""
-        return next((path for path in self._replicas(name) if path.exists()), self.namespace / name)
+        return next((path for path in self._replicas(name) if os.path.exists(path)), self.namespace / name)
 
     def write(self, name: str, text: str, *, replace: bool = False) -> None:
         """Make the replicas of a file that are lacking, or with `replace` say something else. Raises OSError."""

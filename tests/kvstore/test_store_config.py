@@ -186,6 +186,18 @@ def test_a_reader_of_what_is_not_there(tmp_path: Path) -> None:
     refused(tmp_path, "does not exist: nothing of this model was stored here", read_only=True, capacity_bytes=0)
 
 
+def test_a_reader_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_store(tmp_path).close()
+
+    def denied(*_: Any, **__: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "stat", denied)
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)
+    monkeypatch.setattr(Path, "read_text", denied)
+    refused(tmp_path, r"meta.json cannot be read .*Permission denied.*: check owner and mount", read_only=True)
+
+
 def test_a_reader_writes_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     put(store, range(4))
