@@ -22,6 +22,8 @@ MAP_BYTES = 1 << 30
 DATABASES = (b"keys", b"rivals", b"slots", b"queue", b"watched", b"totals", b"journals")
 READERS = 1024
 """Threads of all processes that may read at one moment."""
+LOCK_BYTES = READERS * 64 + 4096
+"""Of the lock file: as LMDB has it for so many readers, and a little more."""
 DAMAGE = (
     lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.VersionMismatchError,
     lmdb.IncompatibleError, lmdb.BadDbiError, lmdb.PageFullError, lmdb.CursorFullError,
@@ -220,6 +222,7 @@ class Environment:
         self.files.sign()
 
     def _attach(self) -> None:
+        self.files.reserve_lock(LOCK_BYTES)
         self._lmdb = lmdb.open(
             os.fsencode(self.path), map_size=self._map_bytes, max_dbs=len(DATABASES), max_readers=READERS, mode=0o600,
             sync=False, metasync=False, readahead=False,

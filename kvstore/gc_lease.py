@@ -6,6 +6,7 @@ system may lack and without comparing the clocks of two machines: a lease is sta
 change, has stayed the same for `lease_s` on the observer's own monotonic clock.
 """
 
+import errno
 import json
 import os
 import uuid
@@ -85,7 +86,12 @@ class GcLease:
     def _take(self, epoch: int) -> bool:
         """Put our own file in the lease's place. Of several that do so at once, the last to rename holds it."""
         new = self.path.with_name("gc.lease.new")
-        new.write_text(json.dumps({"owner": self.owner, "epoch": epoch}))
+        try:
+            new.write_text(json.dumps({"owner": self.owner, "epoch": epoch}))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return True  # collecting is what makes room, and that others do it too harms nobody
         with suppress(FileNotFoundError):  # renamed by another that takes the lease now
             new.rename(self.path)
         self.epoch = epoch

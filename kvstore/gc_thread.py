@@ -41,14 +41,23 @@ class GcThread:
             os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
         said = ""
         while not self._closing.wait(self._interval_s):
-            try:
-                self._evicted(self._collector.step().evicted)
-                self._upkeep.step()
-                said = ""
-            except OSError as error:
-                if str(error) != said:  # once while it stays the same
-                    said = str(error)
-                    _log.warning("kv store: collection: %s: it is tried again", error)
-            except Exception:  # nothing is collected any more once this thread has ended
-                _log.exception("kv store: collection ended in an error of the program")
+            # Each for itself: on a full disk collecting may lack what punched slots give back.
+            trouble = "; ".join(filter(None, [self._attempt(self._collect), self._attempt(self._upkeep.step)]))
+            if trouble and trouble != said:  # once while it stays the same
+                _log.warning("kv store: collection: %s: it is tried again", trouble)
+            said = trouble
         self._collector.release()
+
+    def _collect(self) -> None:
+        self._evicted(self._collector.step().evicted)
+
+    @staticmethod
+    def _attempt(work: Callable[[], None]) -> str:
+        """What went wrong; empty where nothing did."""
+        try:
+            work()
+        except OSError as error:
+            return str(error)
+        except Exception:  # nothing is collected any more once this thread has ended
+            _log.exception("kv store: collection ended in an error of the program")
+        return ""

@@ -4,6 +4,7 @@
 of the system wrote them. `clean` is there while everything is flushed and nobody has written since.
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -78,6 +79,25 @@ class IndexFiles:
         for name in ("clean", "data.mdb", "lock.mdb"):
             with suppress(FileNotFoundError):
                 (self.path / name).unlink()
+
+    def reserve_lock(self, size: int) -> None:
+        """Write `lock.mdb` full of zeros where there is none, for LMDB maps it sparse: on a disk that is full, or becomes
+        so, the first use of one of its pages would kill the process. Not while this process has it open: closing it
+        once gives all locks of it back.
+
+        Raises:
+            OSError: there is no room.
+        """
+        path = self.path / "lock.mdb"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not os.fstat(file).st_size and os.write(file, bytes(size)) < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(file)
 
     def inode(self) -> tuple[int, int]:
         """Tells one `data.mdb` from another; zeros where there is none."""

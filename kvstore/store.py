@@ -142,6 +142,7 @@ class Store:
         self._disk_slot_bytes = places.disk_slot_bytes(geometry.slot_bytes)
         self._is_full = False
         self._closed = False
+        self._trouble = ""
         self._process = os.getpid()
         self._slabs = OpenSlabs(backend, max_open(places.stripe_set.code.shards if places.stripe_set else 1))
         self._load_breaker = Breaker(options.breaker_failures, options.breaker_pause_s)
@@ -409,8 +410,11 @@ class Store:
                 journal.sync()
         except OSError as error:
             self._store_breaker.failed()
-            _log.warning("kv store: journal %s: %s", journal.name, error)
+            if str(error) != self._trouble:  # once while it stays the same
+                self._trouble = str(error)
+                _log.warning("kv store: journal %s: %s: what it does not take is a miss", journal.name, error)
             return 0
+        self._trouble = ""
         return kept
 
     def _fold(self) -> Applied:

@@ -1,10 +1,13 @@
 """One collector per namespace, as long as it lives; none is harmed by two."""
 
+import errno
+import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +84,24 @@ def test_a_file_that_says_nothing_is_a_lease_that_goes_stale(tmp_path: Path, tex
     lease = GcLease(tmp_path, LEASE_S)
     assert not lease.hold()
     assert taken(lease) and lease.epoch == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_on_a_full_disk_whoever_can_make_room_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Else nobody could collect, and the disk would stay full."""
+    other = GcLease(tmp_path, LEASE_S)
+    assert other.hold()
+
+    def full(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    lease = GcLease(tmp_path, LEASE_S)
+    with monkeypatch.context() as now:
+        now.setattr(Path, "write_text", full)
+        assert not lease.hold(), "somebody does"
+        other.release()
+        assert lease.hold() and lease.hold()
+    assert lease.hold() and lease.held()
 
 
 def test_of_many_that_take_a_stale_lease_at_once_one_holds_it(tmp_path: Path) -> None:

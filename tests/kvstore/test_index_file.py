@@ -18,6 +18,7 @@ import pytest
 from blocks import NAMESPACE, delete, key, put, write
 
 from deepinfer_kvstore import environment, follower, network_fs
+from deepinfer_kvstore.environment import LOCK_BYTES
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.follower import Applied
 from deepinfer_kvstore.index import Index
@@ -299,6 +300,21 @@ def test_a_directory_that_cannot_be_made_is_one_line_at_open(tmp_path: Path) -> 
 def test_a_directory_without_permission_is_one_line_at_open(tmp_path: Path) -> None:
     with pytest.raises(StoreConfigError, match="set index_dir to a writable directory"):
         Index.open(Path("/proc/index"), NAMESPACE)
+
+
+def test_a_full_disk_is_one_line_at_open_and_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMDB maps its lock file sparse: on a full disk the kernel kills who first writes to a page of it."""
+    index = Index.open(tmp_path / "index", NAMESPACE)
+    lock = (tmp_path / "index" / "lock.mdb").stat()
+    assert lock.st_size == LOCK_BYTES <= lock.st_blocks * 512
+    index.close()
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: real(file, data[: len(data) // 2]))
+    with pytest.raises(StoreConfigError, match="No space left on device: set index_dir"):
+        Index.open(tmp_path / "other", NAMESPACE)
+    assert not (tmp_path / "other" / "lock.mdb").exists()
+    monkeypatch.undo()
+    Index.open(tmp_path / "other", NAMESPACE).close()
 
 
 def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

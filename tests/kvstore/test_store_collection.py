@@ -148,6 +148,20 @@ def test_of_two_stores_one_collects_and_the_other_goes_on_when_it_is_closed(tmp_
     assert not list((tmp_path / "root").glob("*/gc.lease"))
 
 
+def test_slabs_are_looked_after_while_nothing_can_be_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk free slots give back the room that a journal lacks."""
+
+    def full(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(GcLease, "hold", full)
+    store = open_store(tmp_path, collect_interval_s=0.02, io_timeout_s=0.2)
+    put(store, range(3 * SLAB_SLOTS))
+    store.delete([key(n) for n in range(3 * SLAB_SLOTS)])
+    assert eventually(lambda: slab_bytes(tmp_path) == SLAB)
+    store.close()
+
+
 def test_an_error_of_the_program_does_not_end_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
