@@ -81,8 +81,8 @@ class IndexFiles:
                 (self.path / name).unlink()
 
     def reserve_lock(self, size: int) -> None:
-        """Write `lock.mdb` full of zeros where there is none, for LMDB maps it sparse: on a full disk the first use of one
-        of its pages would kill the process. Not while this process has it open: closing it once gives all its locks back.
+        """Write `lock.mdb` full of zeros where there is none. LMDB maps it sparse: on a full disk the first use of one
+        of its pages would kill the process. Not while this process has it open, for closing it once unlocks it.
 
         Raises:
             OSError: there is no room.
