@@ -63,7 +63,6 @@ class Holdings:
         self._disk_room = disk_room
         self._clock = clock
         self._counter = count(1)
-        self._next_slab = 0
         self._full_until = 0.0
         self._growing = Lock()
 
@@ -127,7 +126,12 @@ class Holdings:
         if writer is None:
             return False
         self._writers[writer.id] = writer
-        self._take_slabs(writer, index, journals)
+        try:
+            self._take_slabs(writer, index, journals)
+        except BaseException:  # or nobody could use its slabs while this process lives
+            del self._writers[writer.id]
+            writer.release()
+            raise
         return True
 
     def release(self) -> None:
@@ -173,18 +177,16 @@ class Holdings:
         blocks = max(1, self._geometry.slab_slots // NEED_SHARE, (taken + resting) // NEED_SHARE) - resting
         return Need(self.owners(), blocks) if blocks > 0 else None
 
-    def give_back(self) -> list[str]:
-        """Remove slabs without blocks, all but one; their names.
+    def give_back(self, forget: Callable[[str], None]) -> None:
+        """Remove slabs without blocks, all but one. `forget(name)` closes one: another may soon have its name.
 
         Raises:
             OSError: a slab could not be removed. It is no longer ours; whoever claims our identity next has it.
         """
-        names = []
         for writer, slab in self.slots.empty()[1:]:
             if self.slots.remove(writer, slab):
-                names.append(slab_name(writer, slab))
-                self._backend.remove(names[-1])
-        return names
+                forget(slab_name(writer, slab))
+                self._backend.remove(slab_name(writer, slab))
 
     def _take_slabs(self, writer: Writer, index: Index, journals: JournalSet) -> None:
         # From here on the index keeps for us which slots are freed, so none is missed between the two calls.
@@ -193,8 +195,6 @@ class Holdings:
             if owner == writer.id:
                 live = [(slot, generation) for slot, _, generation in index.slots_of(owner, slab)]
                 self.slots.add(owner, slab, writer.slab_slots, live)
-                if writer is self.writer:
-                    self._next_slab = max(self._next_slab, slab + 1)
 
     def _grow(self) -> bool:
         with self._growing:
@@ -203,14 +203,15 @@ class Holdings:
             if self._clock() < self._full_until:
                 return False
             self._full_until = self._clock() + FULL_PAUSE_S
-            slab_bytes, used = self._geometry.slab_bytes, len(self._backend.names()) * self._geometry.slab_bytes
+            names = self._backend.names()
+            slab_bytes, used = self._geometry.slab_bytes, len(names) * self._geometry.slab_bytes
             room = min(self._capacity_bytes - used, self._backend.free_bytes(), self._disk_room())
             if room < slab_bytes or (used > self._grow_below_bytes and self.slots.slabs()):
                 self._is_short = True
                 return False
-            while True:
-                number = self._next_slab
-                self._next_slab += 1
+            # Numbers are used again, or what index and journals know of deleted slots would grow for ever.
+            taken = {*filter(None, map(parse_slab_name, names)), *self.slots.slabs()}
+            for number in (number for number in count() if (self.writer.id, number) not in taken):
                 try:
                     slab = self._backend.create(
                         slab_name(self.writer.id, number), self._geometry.slot_bytes, self._geometry.slab_slots
@@ -220,4 +221,5 @@ class Holdings:
                 slab.close()
                 self.slots.add(self.writer.id, number, self._geometry.slab_slots)
                 self._full_until = 0.0
-                return True
+                break
+            return True

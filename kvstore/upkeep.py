@@ -68,8 +68,7 @@ class Upkeep:
         if disk_presses:
             self._punch(holdings, holdings.slots.take(PRESSED_SLOTS))
         self._punch(holdings, holdings.slots.rested())
-        for name in holdings.give_back():
-            self._slabs.forget(name)
+        holdings.give_back(self._slabs.forget)
         if self._clock() >= self._sweep_at:
             self._sweep_at = self._clock() + SWEEP_SECONDS
             found = set(filter(None, map(parse_slab_name, self._backend.names())))
@@ -93,8 +92,8 @@ class Upkeep:
         again, self._missing = missing & self._missing, missing
         for slab in again:
             _log.warning("kv store: %s is gone, and what it held", slab_name(*slab))
-            holdings.slots.lose(*slab)
             self._slabs.forget(slab_name(*slab))
+            holdings.slots.lose(*slab)  # another may have its name from now on
 
     def _restore(self, found: set[SlabId], own: Collection[int]) -> None:
         """Write leases anew that somebody has removed: else the slabs of their writers would be nobody's for ever."""

@@ -86,6 +86,22 @@ def test_empty_slabs_are_given_back_but_for_one(tmp_path: Path, store: Store) ->
     assert get(store, [500, 520]) == [payload(500), payload(520)]
 
 
+def test_slabs_that_come_and_go_leave_nothing_behind(tmp_path: Path, store: Store) -> None:
+    """What is known of deleted slots is kept until they are written again: of numbers used once, for ever."""
+    other = open_store(tmp_path, index_dir=tmp_path / "other", collect_interval_s=None)
+    for start in range(0, 1000, 100):
+        numbers = range(start, start + 3 * SLAB_SLOTS)
+        assert put(store, numbers) == [True] * len(numbers)
+        other.sync()
+        assert get(other, numbers) == [payload(n) for n in numbers]
+        store.delete([key(n) for n in numbers])
+        assert eventually(lambda: slab_bytes(tmp_path) == SLAB)
+    known = store.index.slabs()
+    assert len({slab for _, slab in known}) <= 4 and len(known) <= 4 + 1  # the other's own
+    assert {other.stats().misses[reason] for reason in other.stats().misses} == set()
+    other.close()
+
+
 def test_pins_hold_in_another_process_that_collects(tmp_path: Path) -> None:
     """LMCache#1690: looked up, then evicted, then read."""
     reader = open_store(tmp_path, slabs=8, index_dir=tmp_path / "other")

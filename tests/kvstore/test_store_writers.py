@@ -8,6 +8,8 @@ from pathlib import Path
 from threading import Barrier, Thread
 from time import monotonic, sleep
 
+import pytest
+
 from deepinfer_kvstore.store import Store
 from store_case import SLOT, get, key, open_store, payload, put
 
@@ -76,6 +78,32 @@ def test_nothing_is_written_under_an_identity_that_was_taken(tmp_path: Path) -> 
     sleep(0.5)
     assert put(store, [2]) == [False]
     assert store.stats().dropped == {"lease": 1} and slab.read_bytes() == before
+    store.close()
+
+
+def test_slabs_that_could_not_be_taken_over_are_left_for_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, dead = open_store(tmp_path), open_store(tmp_path)
+    put(dead, range(3))
+    left = dead.writer
+    dead.close()
+
+    def unreadable(*_: object) -> None:
+        raise OSError("the directory cannot be read")
+
+    holdings = store._held()
+    for works in (False, True):
+        with monkeypatch.context() as now:
+            holdings._is_short = True
+            if not works:
+                now.setattr(holdings, "_take_slabs", unreadable)
+                with pytest.raises(OSError, match="cannot be read"):
+                    holdings.adopt(store._claims, store.index, store._journals)
+            else:
+                assert holdings.adopt(store._claims, store.index, store._journals)
+        assert holdings.owners() == [store.writer, left][: 1 + works]
+    assert holdings.slots.slabs() == [(left, 0)]
     store.close()
 
 
