@@ -29,7 +29,7 @@ DAMAGE = (
     lmdb.IncompatibleError, lmdb.BadDbiError, lmdb.PageFullError, lmdb.CursorFullError,
 )  # fmt: skip
 """Other errors pass by themselves: a full disk, too many readers."""
-_NO_INODE = (-1, -1)
+_NONE_OPEN = ((-1, -1), (-1, -1))
 
 
 class Environment:
@@ -75,7 +75,7 @@ class Environment:
         self._excluded = False
         self._changed = Condition()
         self._writing = Lock()
-        self._inode = _NO_INODE
+        self._identities = _NONE_OPEN
         require_local(path)
         try:
             with self._alone():
@@ -136,8 +136,8 @@ class Environment:
         return self.incarnation, self._lmdb.info()["last_txnid"]
 
     def replaced(self) -> bool:
-        """Whether the path no longer leads to a file that is open: removed, or replaced by another process."""
-        return self.files.inode() != self._inode
+        """Whether the path no longer leads to the files that are open: one removed, or replaced by another process."""
+        return self.files.identities() != self._identities
 
     def reopen(self, *, discard: bool) -> None:
         """Open what the path leads to now. With `discard`, begin with an empty one unless another process just has.
@@ -147,8 +147,8 @@ class Environment:
         """
         with self._writing, self._alone(), self._exclusive():
             self._lmdb.close()
-            before, self._inode = self._inode, _NO_INODE
-            if discard and self.files.inode() == before:
+            before, self._identities = self._identities, _NONE_OPEN
+            if discard and self.files.identities() == before:
                 self.files.discard()
             self._open()
 
@@ -212,7 +212,7 @@ class Environment:
             os.close(lock)
 
     def _open(self) -> None:
-        if not self.files.trusted():
+        if not self.files.trusted() or not self.files.are_a_pair():
             self.files.discard()
         try:
             self._attach()
@@ -234,7 +234,7 @@ class Environment:
             if self.files.data_bytes() < pages * page_bytes:
                 raise lmdb.CorruptedError("the file is shorter than its pages")
             self.databases = {name: self._lmdb.open_db(name) for name in DATABASES}
-            self._inode = self.files.inode()
+            self._identities = self.files.identities()
             self.incarnation += 1
         except BaseException:
             self._lmdb.close()

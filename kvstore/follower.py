@@ -48,7 +48,7 @@ class Follower:
         """
         if owners:
             self._watch(owners)
-        while self._apply_news(journals, applied):
+        while self._apply_news(journals, applied) and not self._environment.replaced():  # what is written then is lost
             pass
         if owners:
             self._drain(owners, applied)

@@ -17,6 +17,18 @@ INDEX_FORMAT = 1
 """An index of a smaller number is of an older version: it is made again from the journals."""
 
 
+Identity = tuple[int, int]
+NO_FILE: Identity = (0, 0)
+
+
+def _identity(path: Path) -> Identity:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return NO_FILE
+    return found.st_dev, found.st_ino
+
+
 def boot_id() -> str:
     """Names this run of the operating system; "" where it has no name, and then only what was flushed is trusted."""
     try:
@@ -98,13 +110,14 @@ class IndexFiles:
         finally:
             os.close(file)
 
-    def inode(self) -> tuple[int, int]:
-        """Tells one `data.mdb` from another; zeros where there is none."""
-        try:
-            found = os.stat(self.path / "data.mdb")
-        except OSError:
-            return 0, 0
-        return found.st_dev, found.st_ino
+    def identities(self) -> tuple[Identity, Identity]:
+        """Tell one `data.mdb` and one `lock.mdb` from another; zeros where there is none."""
+        return _identity(self.path / "data.mdb"), _identity(self.path / "lock.mdb")
+
+    def are_a_pair(self) -> bool:
+        """Whether data and lock are both there, or neither. One without the other must not be opened: who still has the
+        lost one open would think itself alone."""
+        return len({found == NO_FILE for found in self.identities()}) == 1
 
     def data_bytes(self) -> int:
         """Size of `data.mdb`. Raises OSError."""

@@ -158,6 +158,43 @@ def test_files_that_vanish_while_open_come_back(path: Path, directory: Path) -> 
     index.close()
 
 
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_of_data_and_lock_one_is_not_used_without_the_other(
+    path: Path, directory: Path, name: str, is_open: bool
+) -> None:
+    """Processes with one lock and two files of data undid each other's work for ever."""
+    index = synced(path, directory)
+    if not is_open:
+        index.close()
+    (path / name).unlink()
+    if not is_open:
+        index = Index.open(path, NAMESPACE)
+    assert index.sync(JournalSet([directory], NAMESPACE)).puts == BLOCKS
+    assert present(index) == BLOCKS
+    assert (path / "data.mdb").exists() and (path / "lock.mdb").exists() and not index._environment.replaced()
+    index.close()
+
+
+def test_an_index_that_was_replaced_is_left_in_the_middle_of_a_backlog(
+    path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "TRANSACTION_RECORDS", 10)
+    index = Index.open(path, NAMESPACE)
+    real = index._environment.write
+
+    def write(change: Callable[[object], None]) -> None:
+        real(change)
+        (path / "data.mdb").unlink(missing_ok=True)
+
+    with monkeypatch.context() as now:
+        now.setattr(index._environment, "write", write)
+        assert index.sync(JournalSet([directory], NAMESPACE)).puts == 10
+    assert index.sync(JournalSet([directory], NAMESPACE)).puts == BLOCKS
+    assert present(index) == BLOCKS
+    index.close()
+
+
 def test_damage_found_by_a_reader_is_a_miss_until_the_next_sync(path: Path, directory: Path) -> None:
     index = synced(path, directory)
     held = index._environment
