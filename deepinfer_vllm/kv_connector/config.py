@@ -4,12 +4,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.options import StoreOptions
+from deepinfer_kvstore.retention import Retention
 
 GIB = 1 << 30
 SHM = "/dev/shm"
@@ -30,7 +31,8 @@ class ConnectorConfig(BaseModel):
     /dev/shm, shared by the data-parallel engines of the host, at most 16 GiB each; several long prompts should fit."""
     offload_prompt_only: bool = False
     """True: only prompts are stored. By default answers are too: they are part of the conversation's next prompt."""
-    eviction_policy: str = "lru"
+    eviction_policy: Literal["lru", "arc"] = "lru"
+    """Which host rows are given away first, by vLLM's name."""
     blocks_per_chunk: int = Field(default=1, ge=1)
     """Blocks of the engine in one stored block. More makes larger transfers and coarser hits."""
     self_describing_kv_events: bool = True
@@ -77,6 +79,10 @@ class ConnectorConfig(BaseModel):
                 raise StoreConfigError("kv_connector_extra_config: leave spec_name and secondary_tiers out")
         own = {name: value for name, value in extra.items() if name not in ADDED and name not in STORE}
         store = {name: value for name, value in extra.items() if name in STORE}
+        if isinstance(marks := store.get("retention"), Mapping) and (unknown := sorted(marks.keys() - RETENTION)):
+            raise StoreConfigError(
+                f"kv_connector_extra_config: 'retention.{unknown[0]}' is unknown: one of {', '.join(sorted(RETENTION))}"
+            )
         try:
             config = cls(**own, options=_OPTIONS.validate_python(store))
         except ValidationError as error:
@@ -105,6 +111,7 @@ class ConnectorConfig(BaseModel):
 
 
 STORE = {field.name for field in fields(StoreOptions)} - {"secret"}
+RETENTION = {field.name for field in fields(Retention)}
 _OPTIONS = TypeAdapter(StoreOptions)
 OFFLOADING = {
     "cpu_bytes_to_use", "offload_prompt_only", "eviction_policy", "blocks_per_chunk", "self_describing_kv_events",

@@ -34,6 +34,7 @@ def settle(vllm_config: Any) -> None:
         _check_shared_memory(config)
         if vllm_config.parallel_config.data_parallel_size_local:  # else no engine runs here
             _check_root(config)
+            config.store_options().check()  # with the secret
         config.complete(extra)
     _check_parallel(vllm_config.parallel_config)
     if cache.prefix_caching_hash_algo not in ("sha256", HASH):
@@ -70,8 +71,12 @@ def _check_shared_memory(config: ConnectorConfig) -> None:
 
 def _check_root(config: ConnectorConfig) -> None:
     """What would end the start only once the weights are loaded."""
-    if config.options.backend == "posix" and not config.options.roots and not os.path.isdir(config.root):
+    if config.options.backend != "posix" or config.options.roots:
+        return
+    if not os.path.isdir(config.root):
         raise StoreConfigError(f"root {config.root} is no directory: make it, or mount it")
+    if not config.options.read_only and not os.access(config.root, os.W_OK | os.X_OK):
+        raise StoreConfigError(f"root {config.root} cannot be written: check owner and mount, or set read_only")
 
 
 def _check_parallel(parallel: Any) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from vllm.logger import init_logger
@@ -225,6 +225,8 @@ class StoreTier(SecondaryTierManager):
         """Wait for every transfer, as vLLM asks when it resets the host rows."""
         for job in (*self._loads.values(), *self._stores.values()):
             job.transfer.wait()
+        while len(self._done) < len(self._loads) + len(self._stores):
+            sleep(0.0001)  # who waits is woken before the transfer's thread has told us
 
     def shutdown(self) -> None:
         """Close the store.

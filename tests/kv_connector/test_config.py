@@ -19,6 +19,8 @@ GOOD = {"root": "/mnt/3fs/kv", "capacity_bytes": 1 << 40}
         ({"root": None}, "'root' is None: input should be a valid string"),
         ({"io_threads": "some"}, "'io_threads' is 'some': "),
         ({"retention": {"high": 2}}, "retention"),
+        ({"retention": {"classes": {}}}, "'retention.classes' is unknown: one of default_class, "),
+        ({"eviction_policy": "fifo"}, "'eviction_policy' is 'fifo': input should be 'lru' or 'arc'"),
         ({"capacity_bytes": "many"}, "'capacity_bytes' is 'many': "),
         ({"cpu_bytes_to_use": -1}, "'cpu_bytes_to_use' is -1: "),
         ({"sync_load_budget_bytes": 1}, "'sync_load_budget_bytes' is unknown"),
@@ -126,6 +128,23 @@ def test_more_memory_than_there_is_is_refused(llama: str) -> None:
 def test_a_root_that_is_not_there_is_refused_before_weights_are_loaded(llama: str) -> None:
     with pytest.raises(ValueError, match="root /nowhere is no directory: make it, or mount it"):
         config_with(ours(root="/nowhere"), model=llama)
+
+
+def test_a_root_that_cannot_be_written_is_refused_before_weights_are_loaded(
+    llama: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # who runs tests may be root, who may write anywhere
+    with pytest.raises(ValueError, match=r"root \. cannot be written: check owner and mount, or set read_only"):
+        config_with(ours(), model=llama)
+    config_with(ours(read_only=True), model=llama)
+
+
+def test_a_secret_that_cannot_be_used_is_refused_before_weights_are_loaded(llama: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="secret_file /nowhere: No such file or directory"):
+        config_with(ours(secret_file="/nowhere"), model=llama)
+    (tmp_path / "secret").write_bytes(b"short")
+    with pytest.raises(ValueError, match="secret has 5 bytes, it must have 32"):
+        config_with(ours(secret_file=str(tmp_path / "secret")), model=llama)
 
 
 def test_ranks_on_several_hosts_are_refused() -> None:

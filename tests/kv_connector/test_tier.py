@@ -1,6 +1,7 @@
 """The store below host rows: lookups, transfers, and what fails."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from vllm.v1.kv_offload.base import LookupResult, Medium
 
 from deepinfer_kvstore.posix import PosixSlab
 from deepinfer_kvstore.tenants import tenant_tag
+from deepinfer_kvstore.transfer import Transfer
 from kv_connector.offline import PAYLOAD, TOKENS, WINDOW, Offline, keys
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
@@ -261,6 +263,28 @@ def test_draining_waits_for_every_transfer(scheduler: Callable[..., Offline]) ->
     assert one.tier._store.stats().stores == 5
     assert one.look(one.request("b", keys(5)), keys(5)) in ([PENDING] * 5, [MISS] * 5)  # by vLLM's version
     one.settle()
+
+
+def test_draining_waits_for_word_of_every_transfer(
+    scheduler: Callable[..., Offline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transfer wakes who waits for it before it calls back; vLLM asserts that no job is left."""
+    tell = Transfer.when_done
+    monkeypatch.setattr(
+        Transfer, "when_done", lambda self, callback: tell(self, lambda done: (time.sleep(0.1), callback(done))[1])
+    )
+    one = scheduler()
+    one.store(one.request("a", keys(5)), keys(5))
+    one.manager.reset_cache()
+    assert not one.tier._stores
+
+
+def test_half_of_a_character_is_a_tenant(scheduler: Callable[..., Offline]) -> None:
+    """JSON can hold what UTF-8 cannot."""
+    one = scheduler()
+    one.store(one.request("a", keys(2), kvstore={"tenant": "\ud800"}), keys(2))
+    one.settle()
+    assert one.tier._store.stats().stores == 2
 
 
 def test_rows_are_not_copied(scheduler: Callable[..., Offline]) -> None:
