@@ -14,6 +14,10 @@ from deepinfer_vllm.kv_connector.tier import StoreTier
 logger = init_logger("vllm." + __name__)
 
 
+MOST_AGAIN = 256
+"""Dropped blocks that a request offers the store again: its scheduler should not notice."""
+
+
 class Promoted(set[OffloadKey]):
     """Keys that a request has had brought into host rows."""
 
@@ -40,9 +44,8 @@ class StoreOffloadingManager(TieringOffloadingManager):
         """Keys that a lookup of this step has answered HIT for: vLLM loads them without looking again."""
         self._old_hits: list[OffloadKey] = []
         """Those of them that may be among the first to be evicted."""
-        policy = primary_tier._policy
-        evict = policy.evict
-        policy.evict = lambda count, protected: evict(count, _Either(protected, self._hits))
+        self._evict = primary_tier._policy.evict
+        primary_tier._policy.evict = self._give_away
         # More, and the first rows of a long prompt would make room for its last ones before they are used.
         self._most_promoted = max(1, primary_tier._num_chunks // 2)
 
@@ -86,10 +89,22 @@ class StoreOffloadingManager(TieringOffloadingManager):
         return started
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        """vLLM's; nothing of an engine that only loads."""
+        """vLLM's; nothing of an engine that only loads, and again what is in a host row and the store had to drop."""
         if not self.stores:
             return PrepareStoreOutput([], CPULoadStoreSpec([]), [])
-        return super().prepare_store(keys, req_context)
+        prepared: PrepareStoreOutput | None = super().prepare_store(keys, req_context)
+        for tier in self.secondary_tiers:
+            if again := [key for key in keys if key in tier.unstored][:MOST_AGAIN]:
+                tier.unstored.difference_update(again)
+                tier.submit_store(self.create_store_job(again, req_context))
+        return prepared
+
+    def _give_away(self, count: int, protected: Container[OffloadKey]) -> list[tuple[OffloadKey, Any]] | None:
+        """The policy's `evict`, which spares hits of this step."""
+        evicted: list[tuple[OffloadKey, Any]] | None = self._evict(count, _Either(protected, self._hits))
+        for tier in self.secondary_tiers:
+            tier.unstored.difference_update(key for key, _ in evicted or ())
+        return evicted
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Any:
         """vLLM's; what is used now may be brought again, should the request be preempted."""
@@ -107,6 +122,8 @@ class StoreOffloadingManager(TieringOffloadingManager):
     def reset_cache(self) -> None:
         """vLLM's."""
         super().reset_cache()
+        for tier in self.secondary_tiers:
+            tier.unstored.clear()
         self._failed_stores.clear()
         self._hits.clear()
         self._old_hits.clear()

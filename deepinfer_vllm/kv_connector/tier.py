@@ -74,6 +74,8 @@ class StoreTier(SecondaryTierManager):
         """Requests whose stores someone waits for: whether all of them have been submitted."""
         self._events: list[OffloadingEvent] = []
         self._metrics = TierMetrics()
+        self.unstored: set[OffloadKey] = set()
+        """Keys in host rows that were dropped: offered again by the next request that has them."""
         self.captive: set[OffloadKey] = set()
         """Keys of loads past their deadline: their rows cannot be given to anyone before the disk answers."""
         logger.info(
@@ -198,6 +200,8 @@ class StoreTier(SecondaryTierManager):
     def _stored(self, job: _Job) -> JobResult:
         results = job.transfer.results()
         good = [key for key, ok in zip(job.keys, results, strict=True) if ok]
+        if not self._store.options.read_only:
+            self.unstored.update(key for key, ok in zip(job.keys, results, strict=True) if not ok)
         # Should the request be preempted, it finds them there.
         Prefix.of(job.job.req_context).found.update(dict.fromkeys(good, True))
         if good and self._offloading_spec.kv_events_config.enable_kv_cache_events:

@@ -1,5 +1,6 @@
 """The store below host rows: lookups, transfers, and what fails."""
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -292,3 +293,32 @@ def test_rows_are_not_copied(scheduler: Callable[..., Offline]) -> None:
     row = one.tier._row(np.int32(3))
     one.rows[3, 7] = 99
     assert len(row) == PAYLOAD and row[7] == 99
+
+
+def test_what_was_dropped_is_offered_again_while_it_is_in_a_host_row(
+    scheduler: Callable[..., Offline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the prefix that everybody uses, and that no row is taken from, would never be stored."""
+    one = scheduler(rows=6)
+    blocks = keys(3)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PosixSlab, "writev", full)
+        one.store(one.request("a", blocks), blocks)
+        one.settle()
+    assert one.tier.unstored == set(blocks) and one.tier._store.stats().stores == 0
+    prepared = one.manager.prepare_store(blocks, one.request("b", blocks))
+    assert prepared is not None and not prepared.keys_to_store
+    one.settle()
+    assert not one.tier.unstored and one.tier._store.stats().stores == 3
+    with monkeypatch.context() as broken:
+        broken.setattr(PosixSlab, "writev", full)
+        one.store(one.request("c", keys(3, seed=1)), keys(3, seed=1))
+        one.settle()
+    assert len(one.tier.unstored) == 3
+    one.store(one.request("d", keys(6, seed=2)), keys(6, seed=2))
+    assert not one.tier.unstored  # their rows are others' now
+    one.settle()
