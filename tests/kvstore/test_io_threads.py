@@ -165,6 +165,7 @@ def wanted(*locations: Location) -> list[Wanted]:
 
 
 def test_neighbouring_slots_are_one_run_whatever_order_they_are_asked_for_in() -> None:
+    """# 3FS#292: one read of many blocks, where a file a block is 50 MB/s."""
     blocks = wanted(
         Location(1, 0, 5, 1), Location(1, 0, 3, 2), Location(1, 0, 4, 3), Location(1, 1, 6, 4), Location(2, 0, 6, 5),
         Location(1, 0, 9, 6), Location(1, 0, 6, 7),

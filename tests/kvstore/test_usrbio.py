@@ -241,7 +241,7 @@ def test_a_directory_elsewhere_is_refused(fake: FakeHf3fs, tmp_path: Path) -> No
 
 
 def test_too_little_shared_memory_is_said_at_open(fake: FakeHf3fs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """UCM#1282"""
+    """# UCM#1282, 3FS#296: not a SIGBUS later."""
     monkeypatch.setattr(usrbio, "RING_BYTES", RING_BYTES)
     real = os.statvfs
 
