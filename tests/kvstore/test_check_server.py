@@ -288,6 +288,17 @@ def test_tcp_wants_the_token(stored: Path) -> None:
         assert_served(stored)  # the socket does not
 
 
+def test_large_frames_over_tls(stored: Path, certificate: tuple[Path, Path]) -> None:
+    """Larger than what is read ahead: reading is held up and goes on."""
+    trusting = ssl.create_default_context(cafile=str(certificate[0]))
+    with daemon(stored, listen=Address("127.0.0.1", 0, TOKEN, tls_of(certificate))) as running:
+        asking = CheckClient(("localhost", running.tcp_port), token=TOKEN, tls=trusting, budget_seconds=60)
+        for _ in range(3):
+            assert asking.check(Question(NAME, [*TOKENS, *range(2 << 20)][: 2 << 20])).hit_tokens == 4 * UNIT
+        assert not asking.failures
+        asking.close()
+
+
 def test_tcp_with_tls(stored: Path, certificate: tuple[Path, Path]) -> None:
     tls = tls_of(certificate)
     trusting = ssl.create_default_context(cafile=str(certificate[0]))
