@@ -14,26 +14,21 @@ RUN_BYTES = 4 << 20
 
 
 class RawFile:
-    """A file as long as the first half of the rows, preallocated as a slab is. Row after row lies in it."""
+    """A file as long as the first half of the rows, preallocated as a slab is. Row after row lies in it.
+
+    Every store writes over the one before: to remove a file between turns would have the file system free blocks during
+    the next contender's turn, which one that makes many files waits for.
+    """
 
     def __init__(self, path: Path, rows: Rows, *, direct: bool) -> None:
         self.path, self.rows = path, rows
-        self._flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
-        self.number = -1
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin a new file, so that the next store is the first one to it."""
-        self.close()
-        self.path.unlink(missing_ok=True)
-        self.number = os.open(self.path, self._flags, 0o600)
-        os.posix_fallocate(self.number, 0, self.rows.blocks * self.rows.row_bytes)
+        flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
+        self.number = os.open(path, flags, 0o600)
+        os.posix_fallocate(self.number, 0, rows.blocks * rows.row_bytes)
 
     def close(self) -> None:
-        """Idempotent."""
-        if self.number >= 0:
-            os.close(self.number)
-        self.number = -1
+        """Once."""
+        os.close(self.number)
 
 
 class RawCalls:

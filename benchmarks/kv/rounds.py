@@ -66,11 +66,7 @@ def _contests(direct: dict[str, Contender], cached: dict[str, Contender]) -> Ite
     def nothing(contender: Contender, requests: Sequence[Request]) -> None:
         pass
 
-    def renew(contender: Contender, requests: Sequence[Request]) -> None:
-        if isinstance(contender, RawCalls):
-            contender.file.renew()
-
-    yield Contest("store", direct, "store", renew)
+    yield Contest("store", direct, "store", nothing)
     yield Contest("load", direct, "load", nothing)
     yield Contest("load, cold", cached, "load", lambda contender, _: drop_page_cache(contender.files()))
     yield Contest("load, page cache", cached, "load", lambda contender, requests: contender.load(requests))
