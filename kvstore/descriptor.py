@@ -95,8 +95,19 @@ class Descriptor:
                 raise StoreConfigError(
                     f"{source}: fields {sorted(unknown)} are missing or unknown: not a store's meta.json"
                 )
-            return cls(**{**found, "groups": tuple(Group(**group) for group in found["groups"])})
+            read = cls(**{**found, "groups": tuple(Group(**group) for group in found["groups"])})
+            _check_types(read, *read.groups)
+            return read
         except (json.JSONDecodeError, TypeError, AttributeError, RecursionError) as error:
             raise StoreConfigError(
                 f"{source}: not a store's meta.json ({error}): remove it or use another root"
             ) from error
+
+
+def _check_types(*parts: Descriptor | Group) -> None:
+    """Raises TypeError: a field is no text, number or truth value where it must be one."""
+    for part in parts:
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if field.type in (str, int, bool) and type(value) is not field.type:
+                raise TypeError(f"{field.name} is {value!r:.40}")

@@ -150,7 +150,7 @@ class _Namespace:
         for source in self._sources:
             try:
                 found = json.loads((source / "geometry.json").read_text())["slot_bytes"]
-            except (OSError, ValueError, TypeError, KeyError):
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 continue
             if isinstance(found, int) and found > 0:
                 return found

@@ -60,7 +60,7 @@ class Stripe:
             if stripe.format != _FORMAT or not all(type(number) is int and 0 <= number < 1 << 64 for number in numbers):
                 raise ValueError("numbers out of range, or of another version")
             Code.parse(str(stripe.code))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise StoreConfigError(f"{path} is not a {STRIPE_FILE} ({error}): rebuild this root") from error
         return stripe
 

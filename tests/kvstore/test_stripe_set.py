@@ -98,7 +98,7 @@ def test_other_mistakes_are_named(roots: list[Path]) -> None:
         open_set([*roots[:4], roots[0] / ".." / roots[0].name], CODE, create=True)
     with pytest.raises(StoreConfigError, match=r"of a 3\+2 set, not 4\+1"):
         open_set(roots, Code(4, 1), create=True)
-    for text in ["", "[]", "{}", '{"set": "x"}', '{"set":-1,"index":0,"data":3,"parity":2}', "\xff" * 5000]:
+    for text in ["", "[]", "{}", '{"set": "x"}', '{"set":-1,"index":0,"data":3,"parity":2}', "\xff" * 5000, "[" * 4096]:
         (roots[2] / STRIPE_FILE).write_text(text)
         with pytest.raises(StoreConfigError, match="is not a stripe.json"):
             open_set(roots, CODE, create=True)

@@ -83,6 +83,15 @@ def test_a_descriptor_reads_back_what_it_wrote() -> None:
         (json.dumps({"format_version": 9}), "store format 9, this version reads 1"),
         (json.dumps({"format_version": 1, "model": "m"}), "missing or unknown"),
         (DESCRIPTOR.to_json().replace('"schema"', '"scheme"'), "not a store's meta.json"),
+        (
+            json.dumps({**json.loads(DESCRIPTOR.to_json()), "model": [[]]}),
+            r"not a store's meta.json \(model is \[\[\]\]\)",
+        ),
+        (json.dumps({**json.loads(DESCRIPTOR.to_json()), "hash_tokens": True}), "hash_tokens is True"),
+        (
+            DESCRIPTOR.to_json().replace('"model": "', '"model": ' + "[" * 900 + "]" * 900 + ', "x": "'),
+            "missing or unknown",
+        ),
     ],
 )
 def test_another_file_is_refused_by_name(text: str, said: str) -> None:
