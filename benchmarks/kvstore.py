@@ -65,7 +65,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--sessions", type=int, default=8, help="over all shapes, each with new files; default: 8")
     add("--rounds", type=int, default=2, help="of every shape in a session, after one that warms up; default: 2")
-    add("--blocks", type=int, default=128, help="of each request; default: 128")
+    add("--blocks", type=int, default=96, help="of each request; default: 96")
     add("--threads", type=int, default=8, help="of the store and of the raw file; default: 8, the store's own")
     add("--directory", type=Path, help="where the bytes go and are removed again; default: the temporary directory")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for kvstore.json, .md and .svg")

@@ -32,7 +32,7 @@ def test_help_has_an_example(script: str) -> None:
         (["model.py", "--dtype", "bfloat16"], "must name float32"),
         (["runner_v2.py", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["kvstore.py", "--sessions", "0"], "--sessions 0: must be at least 1"),
-        (["kvstore.py", "--rounds", "9"], "4560 MiB on disk, at most 2048: take fewer --rounds or --blocks"),
+        (["kvstore.py", "--rounds", "9"], "4974 MiB on disk, at most 2048: take fewer --rounds or --blocks"),
         (["kvstore_ec.py", "--rounds", "1"], "--rounds 1: must be at least 2"),
         (["kvstore_ec.py", "--directory", "/no/such/directory"], "no such directory"),
         (["kvstore_engine.py", "--preset", "tiny"], "8264 tokens do not fit the 8192 positions of --preset tiny"),

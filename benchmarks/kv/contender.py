@@ -42,8 +42,8 @@ class Shape:
         return self.payload_bytes * self.requests * self.blocks
 
     def disk_bytes(self, rounds: int) -> int:
-        """Of so many rounds and the one that warms up: two contenders keep every round's blocks, two the last one's."""
-        return self.bytes * (2 * (rounds + 1) + 2)
+        """Of so many rounds and the one that warms up: three keep every round's blocks, two the last one's."""
+        return self.bytes * (3 * (rounds + 1) + 2)
 
 
 class Rows:

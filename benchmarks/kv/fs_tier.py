@@ -41,6 +41,13 @@ class FsTier:
             self._tier.submit_load(self._job(request, rows, is_promotion=True))
         self._finish(len(requests))
 
+    def make_directories(self, requests: Sequence[Request]) -> None:
+        """Those that the blocks' files will lie in, as a root has them that has seen a million blocks."""
+        for request in requests:
+            for block_hash in request.hashes:
+                path = self._tier.file_mapper.get_file_name(make_offload_key(block_hash, 0))
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+
     def files(self) -> list[Path]:
         return list(self._root.rglob("*.bin"))
 

@@ -48,7 +48,8 @@ def measure(directory: Path, shape: Shape, rounds: int, threads: int) -> dict[st
         file, cached_file = (opened(RawFile(directory / f"raw-{d}", rows, direct=d)) for d in (True, False))
         raw, cached_raw = (opened(RawCalls(f, shape.requests)) for f in (file, cached_file))
         raw_all, cached_raw_all = (opened(RawCalls(f, threads)) for f in (file, cached_file))
-        direct = {"store": store, "fs": opened(FsTier(directory / "fs", rows)), "raw": raw, "raw_all": raw_all}
+        new_fs, aged_fs = (opened(FsTier(directory / name, rows)) for name in ("fs", "fs_aged"))
+        direct = {"store": store, "fs": new_fs, "fs_aged": aged_fs, "raw": raw, "raw_all": raw_all}
         cached = {"store": cached_store, "raw": cached_raw, "raw_all": cached_raw_all}
         cached_raw.store(list(_requests(shape, 0)))
         drop_page_cache(cached_raw.files())
@@ -62,12 +63,16 @@ def measure(directory: Path, shape: Shape, rounds: int, threads: int) -> dict[st
         return found
 
 
-def _contests(direct: dict[str, Contender], cached: dict[str, Contender]) -> Iterator[Contest]:
+def _contests(direct: dict[str, Any], cached: dict[str, Contender]) -> Iterator[Contest]:
     def nothing(contender: Contender, requests: Sequence[Request]) -> None:
         pass
 
-    yield Contest("store", direct, "store", nothing)
-    yield Contest("load", direct, "load", nothing)
+    def age(contender: Contender, requests: Sequence[Request]) -> None:
+        if contender is direct["fs_aged"]:
+            direct["fs_aged"].make_directories(requests)
+
+    yield Contest("store", direct, "store", age)
+    yield Contest("load", {name: direct[name] for name in direct if name != "fs_aged"}, "load", nothing)
     yield Contest("load, cold", cached, "load", lambda contender, _: drop_page_cache(contender.files()))
     yield Contest("load, page cache", cached, "load", lambda contender, requests: contender.load(requests))
 
