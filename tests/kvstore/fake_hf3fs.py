@@ -11,6 +11,7 @@ from collections import deque
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 MAX_PUNCHED = 1000
 
@@ -53,7 +54,7 @@ class FakeHf3fs:
         self._may("make_iovec")
         target = Path("/dev/shm") / shm.name
         assert target.stat().st_size == len(shm.buf)
-        iovec = Iovec(self, shm.buf, block_size, len(self.iovecs))
+        iovec = Iovec(self, shm.buf, block_size)
         iovec.link.symlink_to(target)
         self.iovecs.append(iovec)
         return iovec
@@ -105,9 +106,9 @@ class FakeHf3fs:
 class Iovec:
     """Registered memory."""
 
-    def __init__(self, fake: FakeHf3fs, buf: memoryview, block_size: int, number: int) -> None:
+    def __init__(self, fake: FakeHf3fs, buf: memoryview, block_size: int) -> None:
         self.buf, self.block_size = buf, block_size
-        self.link = fake.mount / "3fs-virt" / "iovs" / f"{number}.b{block_size}"
+        self.link = fake.mount / "3fs-virt" / "iovs" / f"{uuid4()}.b{block_size}"
 
     def __getitem__(self, part: slice) -> "Part":
         start, stop, step = part.indices(len(self.buf))
