@@ -43,7 +43,7 @@ class HandoverConnector(SnapshotConnector):
         found, loads = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found is None or not self._arrivals.waits(request.request_id, num_computed_tokens + found, expected):
             return found, loads
-        Prefix.of(self.scheduler._req_status[request.request_id].req_context).found.clear()
+        Prefix.of(self.scheduler._req_status[request.request_id].req_context).forget()
         return None, False
 
     def _max_loadable_tokens(self, request: Any, num_computed_tokens: int) -> int | None:

@@ -93,6 +93,10 @@ class StoreOffloadingManager(TieringOffloadingManager):
         if not self.stores:
             return PrepareStoreOutput([], CPULoadStoreSpec([]), [])
         prepared: PrepareStoreOutput | None = super().prepare_store(keys, req_context)
+        if prepared is None and len(keys) > (rows := self.primary_tier._num_chunks):
+            # vLLM would offer them again, and warn, in every step.
+            logger.warning_once("cpu_bytes_to_use holds %d blocks: of more new ones only the first are stored", rows)
+            prepared = super().prepare_store(list(keys)[: self._most_promoted], req_context)
         for tier in self.secondary_tiers:
             if again := [key for key in keys if key in tier.unstored][:MOST_AGAIN]:
                 tier.unstored.difference_update(again)

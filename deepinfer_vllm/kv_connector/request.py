@@ -67,6 +67,8 @@ class Prefix:
     places: dict[OffloadKey, int] = field(default_factory=dict)
     """Number of each key in its group's list."""
     found: dict[OffloadKey, bool] = field(default_factory=dict)
+    absent_tokens: int = 0
+    """Of the blocks that were not found; of one group, for groups overlap in the tokens that they cover."""
 
     @classmethod
     def of(cls, request: ReqContext) -> "Prefix":
@@ -78,6 +80,11 @@ class Prefix:
         if len(positions) != len(prefix.places):
             prefix._extend(positions)
         return prefix
+
+    def forget(self) -> None:
+        """Have the store asked again."""
+        self.found.clear()
+        self.absent_tokens = 0
 
     def parent(self, key: OffloadKey) -> OffloadKey | None:
         """The key before this one; None for the first, and for one that is not the request's."""

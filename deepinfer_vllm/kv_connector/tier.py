@@ -114,12 +114,13 @@ class StoreTier(SecondaryTierManager):
         prefix.found.update((each, number < count) for number, each in enumerate(asked))
         if schema == self.descriptor.groups[0].schema:
             tokens = self._groups[schema].tokens_per_block
-            self._metrics.absent_tokens += (len(asked) - count) * tokens
+            prefix.absent_tokens += (len(asked) - count) * tokens
         return count > 0
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Let what the request has used live on, blocks that it found in the engine's own memory included."""
         prefix = Prefix.of(req_context)
+        self._metrics.absent_tokens += prefix.absent_tokens
         used = [key for group, keys in prefix.keys.items() if self._is_whole(group) for key in keys]
         used += [key for key, there in prefix.found.items() if there and not self._is_whole(get_offload_group_idx(key))]
         self._store.touch([self._store_key(key) for key in used], self._wishes(req_context).ttl_class)

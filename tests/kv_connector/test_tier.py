@@ -14,6 +14,7 @@ from vllm.v1.kv_offload.base import LookupResult, Medium
 from deepinfer_kvstore.posix import PosixSlab
 from deepinfer_kvstore.tenants import tenant_tag
 from deepinfer_kvstore.transfer import Transfer
+from deepinfer_vllm.kv_connector.request import Prefix
 from kv_connector.offline import PAYLOAD, TOKENS, WINDOW, Offline, keys
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
@@ -293,6 +294,31 @@ def test_rows_are_not_copied(scheduler: Callable[..., Offline]) -> None:
     row = one.tier._row(np.int32(3))
     one.rows[3, 7] = 99
     assert len(row) == PAYLOAD and row[7] == 99
+
+
+def test_more_blocks_than_rows_are_stored_in_part(scheduler: Callable[..., Offline]) -> None:
+    """vLLM would refuse them in every step, and say so in each."""
+    one = scheduler(rows=6)
+    one.store(one.request("a", keys(10)), keys(10))
+    one.settle()
+    other = scheduler()
+    assert other.look(other.request("b", keys(10)), keys(10)) == [PENDING] * 3 + [MISS] * 7
+
+
+def test_absent_tokens_are_counted_once_however_often_they_are_looked_for(scheduler: Callable[..., Offline]) -> None:
+    """A request that waits for another engine's blocks looks every few milliseconds."""
+    one = scheduler()
+    one.store(one.request("a", keys(2)), keys(2))
+    one.settle()
+    other = scheduler()
+    request = other.request("b", keys(6))
+    for _ in range(3):
+        other.look(request, keys(6))
+        Prefix.of(request).forget()
+    other.look(request, keys(6))
+    other.settle()
+    other.manager.on_request_finished(request)
+    assert other.tier.get_stats().data["data"]["vllm:deepinfer_kv_miss_tokens"] == {("absent",): 4 * TOKENS}
 
 
 def test_what_was_dropped_is_offered_again_while_it_is_in_a_host_row(
