@@ -148,7 +148,7 @@ def test_a_secret_that_cannot_be_used_is_refused_before_weights_are_loaded(llama
 
 
 def test_ranks_on_several_hosts_are_refused() -> None:
-    """vllm#54415: shared memory assumes one host."""
+    """vllm#54415, vllm#44888: shared memory assumes one host, and ranks that inherit it."""
     from types import SimpleNamespace
 
     from deepinfer_vllm.kv_connector.settle import _check_parallel

@@ -154,6 +154,18 @@ def test_unknown_layouts_are_refused_by_name(engine_config: Callable[..., Any]) 
         namespace(engine_config(block_size=32), caches(replace(packed, cache_dtype_str=None)), kv_cache_layout="BHLNC")
 
 
+def test_a_latent_block_is_one_vector_a_token(engine_config: Callable[..., Any]) -> None:
+    """vllm#44376: sized as heads with keys and values, it was of another length than what the engine copies."""
+    heads = FullAttentionSpec(block_size=32, **ATTENTION)
+    latent = MLAAttentionSpec(block_size=32, **LATENT)
+    assert [group.payload_bytes for group in namespace(engine_config(block_size=32), caches(heads)).groups] == [
+        2 * 32 * 2 * 2 * 32 * 4  # layers, tokens, keys and values, heads, head size, float32
+    ]
+    assert [group.payload_bytes for group in namespace(engine_config(block_size=32), caches(latent)).groups] == [
+        2 * 32 * 64 * 4  # layers, tokens, head size, float32
+    ]
+
+
 def test_host_memory_for_less_than_a_few_blocks_is_refused(engine_config: Callable[..., Any]) -> None:
     from deepinfer_vllm.kv_connector.spec import StoreOffloadingSpec
 

@@ -111,6 +111,26 @@ def test_events_tell_of_what_is_stored(scheduler: Callable[..., Offline]) -> Non
     assert not one.tier.take_events()
 
 
+def test_a_request_id_used_again_has_its_own_transfers(scheduler: Callable[..., Offline]) -> None:
+    """vllm#51637: what comes late for the first request of that name is not taken for the second one's."""
+    one = scheduler()
+    earlier, later = keys(3), keys(6, seed=1)[3:]
+    one.store(one.request("a", earlier), earlier)
+    one.store(one.request("b", keys(6, seed=1)), later)
+    one.settle()
+    other = scheduler()
+    first = other.request("x", earlier)
+    assert other.look(first, earlier) == [PENDING] * 3
+    other.step()
+    other.manager.on_request_finished(first)
+    second = other.request("x", keys(6, seed=1))
+    assert other.look(second, later) == [PENDING] * 3
+    other.settle()
+    assert other.look(second, later) == [HIT] * 3
+    rows = other.manager.prepare_load(later, second).chunk_ids
+    assert [{*other.rows[row, :PAYLOAD].tolist()} for row in rows] == [{4}, {5}, {6}]
+
+
 def test_a_store_whose_copy_failed_is_published_nowhere(scheduler: Callable[..., Offline]) -> None:
     one = scheduler()
     request = one.request("a", keys(2))
