@@ -1,5 +1,6 @@
 """`deepinfer kvstore`: started, stopped, killed, started wrongly."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -44,7 +45,9 @@ def own_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def started(tmp_path: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     (tmp_path / "root").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "deepinfer_vllm.cli.main", "kvstore", "--root", str(tmp_path / "root"), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Another test may have loaded vLLM, which has its children load torch's OpenMP.
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     try:
         yield process
     finally:
