@@ -13,6 +13,9 @@ from deepinfer_kvstore.snapshot_server import MAX_KEYS, read_holder
 from deepinfer_kvstore.snapshot_wire import MAX_PAYLOAD_BYTES, WireError, receive, receive_exactly, remaining, send
 from deepinfer_kvstore.snapshots import digest_of
 
+CALL_SECONDS = 0.5
+"""Longest call to another node."""
+
 
 class SnapshotPeers:
     """Calls that block for at most `timeout_seconds`, each on a connection of its own. Thread-safe."""
@@ -23,7 +26,7 @@ class SnapshotPeers:
         *,
         tls: ssl.SSLContext | None = None,
         secret: bytes | None = None,
-        timeout_seconds: float = 0.5,
+        timeout_seconds: float = CALL_SECONDS,
     ) -> None:
         """`tls`: None for a trusted network. `secret`: of `snapshots.digest_of`, the same on every node."""
         self._token = token

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.snapshot_exchange import SnapshotExchange
-from deepinfer_kvstore.snapshot_peers import SnapshotPeers
+from deepinfer_kvstore.snapshot_peers import CALL_SECONDS, SnapshotPeers
 from deepinfer_kvstore.snapshot_server import SnapshotServer
 from deepinfer_kvstore.snapshots import SnapshotRing
 from deepinfer_vllm.kv_connector.config import ConnectorConfig
@@ -68,7 +68,9 @@ class SnapshotService:
             insecure=config.swa_insecure,
             connections=64,
         )
-        self._peers = SnapshotPeers(sharing.token, tls=sharing.theirs, secret=secret)
+        # A request that may wait longer is not ended early by a call of its own.
+        patience = max(CALL_SECONDS, config.swa_wait_s)
+        self._peers = SnapshotPeers(sharing.token, tls=sharing.theirs, secret=secret, timeout_seconds=patience)
         host = f"[{sharing.host}]" if ":" in sharing.host else sharing.host
         self.exchange = SnapshotExchange(self.ring, self._peers, sharing.directory, f"{host}:{self._server.port}")
 

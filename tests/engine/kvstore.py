@@ -55,10 +55,10 @@ def tier_of(backend: EngineBackend) -> Any:
 
 def finish_stores(backend: EngineBackend) -> None:
     """Step the engine, as a server does when it has no requests, until nothing is on its way to the store."""
-    core = backend._llm.llm_engine.engine_core.engine_core
+    engine = backend._llm.llm_engine
     deadline = time.monotonic() + SECONDS
-    while core.scheduler.has_requests():
-        core.step()
+    while engine.engine_core.engine_core.scheduler.has_requests():
+        engine.step()  # which keeps what the step counted
         time.sleep(0.001)
         assert time.monotonic() < deadline, "transfers have not ended"
 

@@ -278,7 +278,7 @@ def test_what_vllm_reports(checkpoint: Path, filled: tuple[Path, list[int], list
     payload = 32 * 2 * 64 * 4 * 2
     assert metrics["vllm:deepinfer_kv_hit_tokens"] == 288
     assert metrics["vllm:deepinfer_kv_load_bytes"] == 9 * payload
-    assert metrics["vllm:deepinfer_kv_store_bytes"] == 3 * payload
+    assert metrics.get("vllm:deepinfer_kv_store_bytes") == 3 * payload, metrics
     assert metrics["vllm:deepinfer_kv_used_bytes"] > 12 * payload
     stored = [event for event in told if isinstance(event, BlockStored) and event.medium == "STORAGE"]
     assert sorted(sum((event.token_ids for event in stored), [])) == sorted(fresh[:96])
