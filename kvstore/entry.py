@@ -1,9 +1,15 @@
 """What the index knows of one stored block, and where it lies."""
 
 import struct
+import time
 from typing import NamedTuple
 
 _PACKED = struct.Struct("<IIIIQ8sIQQBI")
+
+
+def wall_ms() -> int:
+    """Unix time in milliseconds: the clock of `Entry`'s times."""
+    return time.time_ns() // 1_000_000
 
 
 class Location(NamedTuple):

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from enum import StrEnum
 from random import Random
-from time import time_ns
 from typing import NamedTuple
 
 from deepinfer_kvstore.backend import Backend
-from deepinfer_kvstore.entry import Entry, Location
+from deepinfer_kvstore.entry import Entry, Location, wall_ms
 from deepinfer_kvstore.geometry import HEADER_BYTES
 from deepinfer_kvstore.header import Flaw, Seal
 from deepinfer_kvstore.index import Index
-from deepinfer_kvstore.keys import HASH_BYTES, Key, make_key
+from deepinfer_kvstore.keys import HASH_BYTES, Key, make_key, schema_of
 from deepinfer_kvstore.slabs import parse_slab_name, slab_name
 
 RUN_BYTES = 4 << 20
@@ -130,7 +129,7 @@ class Inspector:
         found: set[int] = set()
         after: Key | None = None
         while entries := self._index.entries(after, 1):
-            schema = int.from_bytes(entries[0][0][:2], "big")
+            schema = schema_of(entries[0][0])
             found.add(schema)
             after = make_key(schema, b"\xff" * HASH_BYTES)
         return found
@@ -151,7 +150,7 @@ class Inspector:
         assert identity is not None
         lives = self._index.lives_of(*identity)
         suspects: list[Damaged | Orphan] = []
-        now_ms = time_ns() // 1_000_000
+        now_ms = wall_ms()
         for slot, view in self._slots(name, slots):
             generation, key = lives.get(slot, (0, None))
             location = Location(*identity, slot, generation)

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Lock
-from time import monotonic, time_ns
+from time import monotonic
 
 from deepinfer_kvstore.chain import ChainHasher
 from deepinfer_kvstore.descriptor import Descriptor
+from deepinfer_kvstore.entry import wall_ms
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.journal_set import JournalSet
@@ -79,7 +80,7 @@ class Namespace:
             pins, self._pins = self._pins, {}
         found = zip(pins.items(), self.index.get_many(list(pins)), strict=True)
         # Half of what was asked for is enough, or each turn of a conversation would write.
-        now = time_ns() // 1_000_000
+        now = wall_ms()
         self._scribe.append(
             [
                 Record(Op.TOUCH, key, entry._replace(touched_ms=until, ttl_class=0))

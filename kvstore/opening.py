@@ -13,6 +13,7 @@ from deepinfer_kvstore.descriptor import Descriptor
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.memory import MemoryBackend
+from deepinfer_kvstore.native import cache_directory
 from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.ownership import require_same_owner
 from deepinfer_kvstore.posix import PosixBackend
@@ -67,11 +68,11 @@ def default_index_dir(root: Path) -> Path:
         StoreConfigError: this user has no home.
     """
     try:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache = cache_directory("deepinfer_kvstore")
     except RuntimeError as error:
         raise StoreConfigError("index_dir is not given, and this user has no home: give it, or set HOME") from error
     digest = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()
-    return Path(cache) / "deepinfer_kvstore" / digest[:16]
+    return cache / digest[:16]
 
 
 def prepare(root: Path, descriptor: Descriptor, options: StoreOptions) -> tuple[Places, Geometry]:

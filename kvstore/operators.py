@@ -6,11 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from time import time, time_ns
+from time import time
 from typing import NamedTuple
 
 from deepinfer_kvstore.bare_namespace import LEASE_SECONDS
-from deepinfer_kvstore.entry import Entry
+from deepinfer_kvstore.entry import Entry, wall_ms
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.keys import Key
 from deepinfer_kvstore.retention import DAY, HOUR, MINUTE
@@ -60,7 +60,7 @@ def blocks(index: Index, progress: Callable[[int, int], object]) -> Iterator[tup
 
 def ages(index: Index, progress: Callable[[int, int], object]) -> Counter[str]:
     """Blocks by the time since their last use: up to each of `AGES`, older, or pinned (their use is still to come)."""
-    now_ms = time_ns() // 1_000_000
+    now_ms = wall_ms()
     found: Counter[str] = Counter(dict.fromkeys((*AGES, "older", "pinned"), 0))
     for _, entry in blocks(index, progress):
         seconds = (now_ms - entry.touched_ms) / 1000

@@ -13,7 +13,7 @@ from typing import Any
 from deepinfer_kvstore.backend import Backend
 from deepinfer_kvstore.breaker import Breaker
 from deepinfer_kvstore.descriptor import Descriptor
-from deepinfer_kvstore.entry import Location
+from deepinfer_kvstore.entry import Location, wall_ms
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.eviction import PIN_LIMIT_MS
 from deepinfer_kvstore.fill import Disks, Fill
@@ -56,11 +56,6 @@ MAX_TOUCHES = 1 << 20
 """Touches kept in memory; of more, the later ones are lost."""
 
 _log = logging.getLogger(__name__)
-
-
-def wall_ms() -> int:
-    """Unix time in milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 class Store:

@@ -49,6 +49,7 @@ def daemon(
         raise CommandError("kvstore: --root is missing: name the store's directory, or a command (--help lists them)")
     from deepinfer_kvstore.daemon import DaemonOptions, serve
     from deepinfer_kvstore.errors import StoreConfigError
+    from deepinfer_kvstore.host_port import host_port
     from deepinfer_kvstore.roles import ROLES
 
     chosen = [role for role in (name.strip() for name in roles.split(",")) if role]
@@ -71,7 +72,7 @@ def daemon(
             socket=socket,
             listen=_address("--listen", listen, secrets),
             swa_listen=_address("--swa-listen", swa_listen, secrets),
-            metrics=_host_port("--metrics", metrics) if metrics else None,
+            metrics=host_port("--metrics", metrics) if metrics else None,
         )
         serve(options, _say_started)
     except StoreConfigError as error:
@@ -98,9 +99,10 @@ def _address(option: str, listen: str | None, secrets: _Secrets) -> "Address | N
     import ssl
 
     from deepinfer_kvstore.daemon import Address
+    from deepinfer_kvstore.host_port import host_port
 
     token_file, tls_cert, tls_key, insecure = secrets
-    host, port = _host_port(option, listen)
+    host, port = host_port(option, listen)
     if token_file is None:
         raise CommandError(f"kvstore: {option} needs --token-file: whoever asks learns what others have asked")
     if (tls_cert is None) != (tls_key is None):
@@ -123,10 +125,3 @@ def _address(option: str, listen: str | None, secrets: _Secrets) -> "Address | N
         except (OSError, ssl.SSLError) as error:
             raise CommandError(f"kvstore: --tls-cert {tls_cert}, --tls-key {tls_key}: {error}") from None
     return Address(host, port, token, tls)
-
-
-def _host_port(option: str, text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise CommandError(f"kvstore: {option} {text!r} must be HOST:PORT, as 127.0.0.1:9400")
-    return host.strip("[]"), int(port)

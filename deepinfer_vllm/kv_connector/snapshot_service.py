@@ -5,6 +5,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.host_port import host_port
 from deepinfer_kvstore.snapshot_exchange import SnapshotExchange
 from deepinfer_kvstore.snapshot_peers import CALL_SECONDS, SnapshotPeers
 from deepinfer_kvstore.snapshot_server import SnapshotServer
@@ -35,8 +36,8 @@ class Sharing(NamedTuple):
             return None
         if config.swa_listen is None or config.swa_token_file is None:
             raise StoreConfigError("swa_directory needs swa_listen and swa_token_file: other nodes fetch from here")
-        _host_port("swa_directory", config.swa_directory)
-        return cls(config.swa_directory, *_host_port("swa_listen", config.swa_listen), _token(config), *_tls(config))
+        host_port("swa_directory", config.swa_directory)
+        return cls(config.swa_directory, *host_port("swa_listen", config.swa_listen), _token(config), *_tls(config))
 
 
 class SnapshotService:
@@ -108,10 +109,3 @@ def _tls(config: ConnectorConfig) -> tuple[ssl.SSLContext | None, ssl.SSLContext
         return ours, ssl.create_default_context(cafile=str(authority))
     except OSError as error:
         raise StoreConfigError(f"swa_tls_cert {cert}, swa_tls_key {key}, swa_tls_ca {authority}: {error}") from None
-
-
-def _host_port(option: str, text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise StoreConfigError(f"{option} {text!r} must be HOST:PORT, as 10.0.0.7:9500")
-    return host.strip("[]"), int(port)

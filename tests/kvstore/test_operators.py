@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from deepinfer_kvstore import ownership
-from deepinfer_kvstore.entry import Entry, Location
+from deepinfer_kvstore.entry import Entry, Location, wall_ms
 from deepinfer_kvstore.header import HEADER_BYTES, Seal
 from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.journal import JournalWriter
 from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.record import Record
 from deepinfer_kvstore.slabs import slab_name
-from deepinfer_kvstore.store import Put, Store, wall_ms
+from deepinfer_kvstore.store import Put, Store
 from deepinfer_kvstore.tenants import tenant_tag
 from deepinfer_vllm.cli import main
 from store_case import PAYLOAD, SLAB_SLOTS, SLOT, descriptor, get, key, open_store, payload
