@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALL_LOG := $(VENV)/install.log
-SOURCES := deepinfer_vllm kvstore costmodel router tests $(wildcard examples benchmarks)
+SOURCES := deepinfer_vllm kvstore costmodel router simulator tests $(wildcard examples benchmarks)
 
 export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
@@ -44,7 +44,7 @@ check: $(INSTALLED) ## ruff, format and types
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	@mkdir -p build/typing
-	@for room in kvstore costmodel router; do ln -sfn ../../$$room build/typing/deepinfer_$$room; done
+	@for room in kvstore costmodel router simulator; do ln -sfn ../../$$room build/typing/deepinfer_$$room; done
 	$(BIN)/mypy
 
 format: $(INSTALLED) ## rewrite the sources as `make check` wants them

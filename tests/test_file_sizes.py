@@ -3,7 +3,7 @@
 from pathlib import Path
 from statistics import median
 
-ROOMS = ("deepinfer_vllm", "kvstore", "costmodel", "router")
+ROOMS = ("deepinfer_vllm", "kvstore", "costmodel", "router", "simulator")
 MAX_LINES = 600
 MEDIAN_LINES = 150
 

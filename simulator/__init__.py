@@ -1,0 +1,1 @@
+"""Simulated engines and fleets: what tries the router's own policies without a GPU."""
