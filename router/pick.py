@@ -15,3 +15,5 @@ class Pick(NamedTuple):
     """Until the first token, waiting included; of a decode pick 0."""
     group: str = ""
     """Context-length group of a prefill pick."""
+    cost_seconds: float = 0.0
+    """The request's own part of `predicted_seconds`: what a lease of its prefill books."""

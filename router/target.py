@@ -16,6 +16,8 @@ class Engine:
     roles: frozenset[Role] = frozenset((Role.PREFILL, Role.DECODE))
     models: tuple[str, ...] = ()
     """Names that it serves; empty: any."""
+    kind: str = ""
+    """Engines of one kind (hardware, model, options) take equally long for the same work: costs are fitted by kind."""
     generation: int = 0
     """Grows when it comes back, so that nothing old is taken off its new counts."""
     targets: list["Target"] = field(default_factory=list)
