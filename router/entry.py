@@ -1,0 +1,238 @@
+"""Where requests come in: reads what the router has to know of one, and refuses what no engine would take."""
+
+import os
+from itertools import count
+from typing import Any
+
+import orjson
+
+from deepinfer_router.api import Api, Kind, api_of
+from deepinfer_router.entry_config import EntryConfig
+from deepinfer_router.errors import Refusal, RouterConfigError
+from deepinfer_router.identity import Identities
+from deepinfer_router.identity_config import IdentityConfig
+from deepinfer_router.request import DROP, Incoming, Request
+from deepinfer_router.token_estimate import TokenEstimate
+from deepinfer_router.work import Work
+
+EXPECTED_OUTPUT = 256
+"""Tokens of an answer, until more is known."""
+MAX_ID_BYTES = 128
+Headers = dict[bytes, bytes]
+_ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:-")
+MAX_DEADLINE_MS = 86_400_000.0
+
+
+class Entry:
+    """Reads requests. On the event loop."""
+
+    def __init__(
+        self,
+        config: EntryConfig | None = None,
+        identity: IdentityConfig | None = None,
+        *,
+        workers: int = 1,
+    ) -> None:
+        """`workers`: processes that share the limits of keys.
+
+        Raises:
+            RouterConfigError: a key or a file of the configuration cannot be read.
+        """
+        self.config = config or EntryConfig()
+        self.estimate = TokenEstimate(self.config.tokens_per_byte)
+        identity = identity or IdentityConfig()
+        self.identities = Identities(identity, workers)
+        self._deadline_header = self.config.deadline_header.lower().encode()
+        self._image_tokens = self.config.image_tokens
+        self._id_prefix = os.urandom(8).hex().encode() + b"-"
+        self._ids = count()
+        self._engine_key = _engine_key(identity)
+
+    def read(self, exchange: Incoming) -> Request:
+        """The request of an exchange. The caller calls its `release` when it is over.
+
+        Raises:
+            Refusal: 400 what is no JSON object, or a field that is read has another type; 401, 403, 429 its key;
+                415 an encoded body.
+        """
+        headers = dict(exchange.headers)
+        identity = self.identities.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        api = api_of(exchange.method, exchange.route)
+        raw = exchange.body
+        fields: dict[str, Any] = {}
+        if api.json:
+            if headers.get(b"content-encoding", b"identity") != b"identity":
+                raise Refusal(415, "encoded_body", "the body has a content-encoding: send it without")
+            fields = _parse(raw)
+        model = fields.get("model") or ""
+        if type(model) is not str:
+            raise _wrong_type("model", "a string", model)
+        if type(fields.get("stream", False)) is not bool and fields["stream"] is not None:
+            raise _wrong_type("stream", "true or false", fields["stream"])
+        work = Work(model=model, tenant=identity.tenant, priority=identity.priority, expected_output=EXPECTED_OUTPUT)
+        prompt_bytes = len(raw)
+        token_ids = None
+        if api.prompt:
+            token_ids = _read_generation(api, fields, work)
+        if token_ids is not None:
+            work.prompt_tokens = len(token_ids)
+            prompt_bytes = 0
+        elif api.json:
+            if b"image" in raw:
+                work.images, image_bytes = images(fields)
+                prompt_bytes -= image_bytes
+            work.prompt_tokens = self.estimate.tokens(model, prompt_bytes) + work.images * self._image_tokens
+        if adapter := self.config.adapters.get(model):
+            work.lora, work.model = model, adapter.model
+        self._read_headers(headers, exchange.received_at, fields, work)
+        changes = _own_priority(headers, fields, work) if "priority" in identity.may_set else _no_priority(fields)
+        identity.enter(model, work.prompt_tokens)
+        request = Request(
+            api,
+            work,
+            identity,
+            raw,
+            fields,
+            exchange.headers,
+            self._request_id(headers.get(b"x-request-id")),
+            self.estimate,
+            prompt_bytes,
+        )
+        request.token_ids = token_ids
+        request.engine_key = self._engine_key
+        request.changes = changes
+        return request
+
+    async def prepare(self, request: Request) -> None:
+        """What takes longer than `read` may."""
+
+    def _read_headers(self, headers: Headers, received_at: float, fields: dict[str, Any], work: Work) -> None:
+        if (session := headers.get(b"x-session-id")) is not None:
+            work.session = session.decode("latin-1")
+        else:
+            named = fields.get("session_id") or fields.get("prompt_cache_key")
+            if type(named) is str:
+                work.session = named
+        if (text := headers.get(self._deadline_header)) is not None:
+            work.deadline = received_at + _milliseconds(text, self._deadline_header) / 1e3
+
+    def _request_id(self, given: bytes | None) -> bytes:
+        """The client's, if an engine can have it: three underscores have a meaning in vLLM's P2P connectors."""
+        if (
+            given
+            and len(given) <= MAX_ID_BYTES
+            and b"___" not in given
+            and _ID_BYTES.issuperset(given.replace(b"_", b""))
+        ):
+            return given
+        return self._id_prefix + b"%x" % next(self._ids)
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(400, "invalid_json", f"the body is no JSON: {error}") from error
+    if type(fields) is not dict:
+        raise Refusal(400, "invalid_json", "the body is JSON, but no object: send an object with the API's fields")
+    return fields
+
+
+def _read_generation(api: Api, fields: dict[str, Any], work: Work) -> list[int] | None:
+    """Fill in what bounds the answer; the prompt's token ids, where the body has them."""
+    sampling = fields
+    if api.in_sampling_params:
+        sampling = fields.get("sampling_params") or {}
+        if type(sampling) is not dict:
+            raise _wrong_type("sampling_params", "an object", sampling)
+    for name in api.max_tokens:
+        value = sampling.get(name)
+        if value is not None:
+            if type(value) is not int:
+                raise _wrong_type(name, "a whole number", value)
+            work.max_tokens = value
+            if 0 < value < EXPECTED_OUTPUT:
+                work.expected_output = value
+            break
+    n = sampling.get("n")
+    if n is not None and type(n) is not int:
+        raise _wrong_type("n", "a whole number", n)
+    prompt = fields.get(api.prompt)
+    if api.kind is Kind.COMPLETION or api.kind is Kind.GENERATE:
+        if type(prompt) is list and prompt and type(prompt[0]) is int:
+            return prompt
+    elif (
+        prompt is not None and type(prompt) is not list and (api.kind is not Kind.RESPONSES or type(prompt) is not str)
+    ):
+        raise _wrong_type(api.prompt, "a list", prompt)
+    return None
+
+
+def images(fields: dict[str, Any]) -> tuple[int, int]:
+    """How many images a conversation has, and the bytes of those that are in it."""
+    number = size = 0
+    left: list[Any] = [fields.get(name) for name in ("messages", "input", "system")]
+    while left:
+        value = left.pop()
+        if type(value) is list:
+            left += value
+        elif type(value) is dict:
+            kind = value.get("type")
+            if kind in ("image_url", "input_image", "image"):
+                number += 1
+                url = value.get("image_url") or value.get("source")
+                if type(url) is dict:
+                    url = url.get("url") or url.get("data")
+                size += len(url) if type(url) is str else 0
+            else:  # a message; the output of a Responses tool
+                left += [inner for name in ("content", "output") if type(inner := value.get(name)) is list]
+    return number, size
+
+
+def _wrong_type(name: str, wanted: str, value: object) -> Refusal:
+    return Refusal(400, "invalid_type", f"{name} must be {wanted}, and is {_said(value)}", param=name)
+
+
+def _said(value: object) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 40 else text[:40] + "…"
+
+
+def _own_priority(headers: Headers, fields: dict[str, Any], work: Work) -> dict[str, Any]:
+    """Where the client may say how urgent it is: in a header, which vLLM knows too, or in the body."""
+    for name in (b"x-priority", b"x-vllm-priority"):
+        if (text := headers.get(name)) is not None:
+            try:
+                work.priority = int(text)
+            except ValueError as error:
+                raise Refusal(400, "invalid_header", f"{name.decode()} must be a whole number") from error
+            return {}
+    if (value := fields.get("priority")) is not None:
+        if type(value) is not int:
+            raise _wrong_type("priority", "a whole number", value)
+        work.priority = value
+    return {}
+
+
+def _no_priority(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"priority": DROP} if "priority" in fields else {}
+
+
+def _milliseconds(text: bytes, header: bytes) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= MAX_DEADLINE_MS:
+        raise Refusal(400, "invalid_header", f"{header.decode()} must be milliseconds of 1 to {MAX_DEADLINE_MS:.0f}")
+    return value
+
+
+def _engine_key(identity: IdentityConfig) -> bytes | None:
+    name = identity.engine_api_key_env
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise RouterConfigError(f"identity.engine_api_key_env: environment variable {name} is empty: put the key there")
+    return b"Bearer " + key.encode()
