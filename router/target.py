@@ -1,8 +1,21 @@
 """Engines and their data-parallel ranks: what a request is sent to, with what is known of their load."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from deepinfer_router.engine_state import EngineState
 from deepinfer_router.roles import Role
+
+
+class Load(NamedTuple):
+    """What some senders have at a target."""
+
+    active: int = 0
+    kv_tokens: int = 0
+    pending_seconds: float = 0.0
+
+
+NOTHING = Load()
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +34,14 @@ class Engine:
     generation: int = 0
     """Grows when it comes back, so that nothing old is taken off its new counts."""
     targets: list["Target"] = field(default_factory=list)
+    state: EngineState = EngineState.READY
+    engine_class: str = ""
+    """Engines of one class have the same costs."""
+
+    @property
+    def active(self) -> int:
+        """Requests at all of its ranks."""
+        return sum(target.active for target in self.targets)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,3 +63,40 @@ class Target:
     """Predicted seconds of prefill that wait or run there."""
     uncertain_until: float = 0.0
     """Slow start: until then it takes only its growing share."""
+    window: float | None = None
+    """Requests that it may have, while it is under pressure or tried again; None: no bound. The fleet heeds it."""
+    held_tokens: int = 0
+    """KV tokens that this process has there now, not only promised: prompts once computed, and what was generated."""
+    shared_tokens: int = 0
+    """How many of those the engine holds once for several requests, by its last poll: room that sums do not see."""
+    generated: int = 0
+    """Tokens that it has sent to this process, ever: what stands still while `held_tokens` is not 0 has stalled."""
+    peers: Load = NOTHING
+    """Part of the load above that the other workers of this host sent."""
+    strangers: Load = NOTHING
+    """Part of the load above that somebody else sent, by its last poll."""
+
+    @property
+    def own(self) -> Load:
+        """Part of the load that this process sent."""
+        peers, strangers = self.peers, self.strangers
+        return Load(
+            self.active - peers.active - strangers.active,
+            self.kv_tokens - peers.kv_tokens - strangers.kv_tokens,
+            self.pending_seconds - peers.pending_seconds - strangers.pending_seconds,
+        )
+
+    def see_peers(self, load: Load) -> None:
+        """What other workers of this host have there now."""
+        self._replace(self.peers, load)
+        self.peers = load
+
+    def see_strangers(self, load: Load) -> None:
+        """What others than this host's workers have there now."""
+        self._replace(self.strangers, load)
+        self.strangers = load
+
+    def _replace(self, old: Load, new: Load) -> None:
+        self.active += new.active - old.active
+        self.kv_tokens += new.kv_tokens - old.kv_tokens
+        self.pending_seconds += new.pending_seconds - old.pending_seconds
