@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from deepinfer_vllm import __version__
-from deepinfer_vllm.cli import checkpoint, demo, doctor, kvstore, kvstore_operators, kvstore_rebuild
+from deepinfer_vllm.cli import checkpoint, demo, doctor, kvstore, kvstore_operators, kvstore_rebuild, mock_engine
 
 app = typer.Typer(
     name="deepinfer",
@@ -26,6 +26,7 @@ app.add_typer(checkpoint.app)
 kvstore_operators.add_to(kvstore.app)
 kvstore.app.command()(kvstore_rebuild.rebuild)
 app.add_typer(kvstore.app)
+app.command("mock-engine")(mock_engine.mock_engine)
 app.command("demo")(demo.demo)
 
 
