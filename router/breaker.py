@@ -14,7 +14,7 @@ class Breaker:
     """
 
     def __init__(self, config: FleetConfig) -> None:
-        self._limit = config.faults_to_open
+        self._limit = float(config.faults_to_open)
         self._memory_s = config.fault_memory_s
         self._first_s = config.backoff_first_s
         self._most_s = config.backoff_most_s
@@ -34,7 +34,7 @@ class Breaker:
         if now - self._last_fault > self._memory_s:
             self.level = 0.0
         self._last_fault = now
-        self.level += 1
+        self.level = min(self.level + 1, self._limit)
         return self.level >= self._limit
 
     def suspicious(self, now: float) -> bool:

@@ -71,7 +71,7 @@ class Fleet:
             self.health.know(engine)
         engine.roles = spec.roles
         engine.models = spec.models
-        engine.engine_class = spec.engine_class
+        engine.kind = spec.engine_class
         for target in engine.targets:
             target.capacity_tokens = spec.capacity_tokens or target.capacity_tokens
         if engine.state is EngineState.STARTING and not self._probed:

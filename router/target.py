@@ -35,8 +35,6 @@ class Engine:
     """Grows when it comes back, so that nothing old is taken off its new counts."""
     targets: list["Target"] = field(default_factory=list)
     state: EngineState = EngineState.READY
-    engine_class: str = ""
-    """Engines of one class have the same costs."""
 
     @property
     def active(self) -> int:

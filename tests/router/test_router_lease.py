@@ -163,6 +163,7 @@ class Counts(RuleBasedStateMachine):
     def poll(self, data: st.DataObject, active: int, kv: int, peers: bool) -> None:
         target = data.draw(st.sampled_from(self.seen))
         (target.see_peers if peers else target.see_strangers)(Load(active, kv, active / 2))
+        self.fleet.loads_changed()
 
     @rule(
         target=leases,
