@@ -1,0 +1,197 @@
+"""Which engines serve which context lengths: by recent demand, with hysteresis."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, inf
+
+from deepinfer_router.prefill_config import PrefillConfig
+from deepinfer_router.shares import blocks, shares, whole
+from deepinfer_router.target import Engine
+from deepinfer_router.work import Work
+
+_BEGINS, _ENDS = 0.05, 0.02
+"""A group has demand once it is worth this many engines, and has none below the second: hysteresis."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    engine: Engine
+    group: int
+    moved_at: float
+    seen_at: float
+    present: bool = True
+
+    @property
+    def backlog_s(self) -> float:
+        return sum(target.pending_seconds for target in self.engine.targets)
+
+
+class Pools:
+    """Engines of one fleet and the group that each is in. An engine moves whole, all its ranks, and a move is only a
+    change of its label: what it has, it finishes.
+
+    Without state of time: `now` is passed in, in seconds of any steady clock. One thread.
+    """
+
+    def __init__(self, config: PrefillConfig) -> None:
+        self._config = config
+        self._edges = config.edges_tokens if config.pools else ()
+        count = len(self._edges) + 1
+        self.demand = [0.0] * count
+        """Smoothed seconds of work that arrive or wait, a second, by group."""
+        self.moves = 0
+        """Engines moved since the start, the first cut not counted."""
+        self.frozen = False
+        self._home = [0] * count  # of each group, the group in whose engines it runs
+        self._active = [False] * count
+        self._spent = [0.0] * count
+        self._requests = 0
+        self._cut = False
+        self._members: dict[str, _Member] = {}
+        self._epoch_at: float | None = None
+
+    def group(self, prompt_tokens: int) -> int:
+        """Number of the group of a prompt so long, from 0 for the shortest."""
+        return bisect_right(self._edges, prompt_tokens)
+
+    def sync(self, engines: Iterable[Engine], now: float) -> bool:
+        """The engines that can be sent to. Others are taken to be ill until they come back or are forgotten. Whether
+        anything changed."""
+        present = {engine.id: engine for engine in engines}
+        before = [(member.engine, member.present) for member in self._members.values()]
+        for id, member in list(self._members.items()):
+            member.present = id in present
+            if member.present:
+                member.engine, member.seen_at = present[id], now
+            elif now - member.seen_at > self._config.forget_s:
+                del self._members[id]
+        for id, engine in present.items():
+            if id not in self._members:
+                self._members[id] = _Member(engine, self._neediest(), now, now)
+        return before != [(member.engine, member.present) for member in self._members.values()]
+
+    def observe(self, work: Work, seconds: float, now: float) -> None:
+        """A request came that needs `seconds` of prefill. Once a request, when it comes and not when it is served."""
+        if self._epoch_at is None:
+            self._epoch_at = now
+        self._spent[self.group(work.prompt_tokens)] += seconds
+        self._requests += 1
+
+    def update(self, now: float) -> bool:
+        """Ends the epoch if it is over: measures demand and moves engines. Whether anything changed. O(engines)."""
+        config = self._config
+        if self._epoch_at is None or now - self._epoch_at < config.epoch_s or len(self._edges) == 0:
+            return False
+        self._measure(now - self._epoch_at)
+        self._epoch_at = now
+        members = self._members.values()
+        absent = sum(not member.present for member in members)
+        self.frozen = absent > config.freeze_unhealthy_fraction * len(members)
+        if self.frozen or not members or self._requests < config.first_cut_requests:
+            return False
+        before = [(member.engine.id, member.group) for member in members], list(self._home)
+        self._partition()
+        if self._cut:
+            self._move(now)
+        else:
+            self._cut_first()
+        return before != ([(member.engine.id, member.group) for member in members], self._home)
+
+    def engines_of(self, group: int) -> list[Engine]:
+        """Engines that serve `group` and can be sent to: its own, else those of the next longer group that has some,
+        else of the next shorter. Empty only if the fleet is."""
+        by_group: dict[int, list[Engine]] = {}
+        for member in self._members.values():
+            if member.present:
+                by_group.setdefault(member.group, []).append(member.engine)
+        if not by_group:
+            return []
+        home = self._home[group]
+        return by_group[min(by_group, key=lambda g: (g < home, abs(g - home)))]
+
+    def group_of(self, engine: Engine) -> int:
+        """The group in which an engine is; 0 for one that is not known."""
+        member = self._members.get(engine.id)
+        return member.group if member else 0
+
+    def counts(self) -> list[int]:
+        """Engines by group, those that cannot be sent to included."""
+        counts = [0] * len(self.demand)
+        for member in self._members.values():
+            counts[member.group] += 1
+        return counts
+
+    def _measure(self, elapsed_s: float) -> None:
+        config = self._config
+        weight = 1.0 - (1.0 - config.demand_smoothing) ** (elapsed_s / config.epoch_s)
+        rates = [spent / elapsed_s for spent in self._spent]
+        for member in self._members.values():  # a group's queue is demand too, shared by those that have it in common
+            sharers = [g for g, home in enumerate(self._home) if home == member.group] or [member.group]
+            total = sum(rates[g] for g in sharers)
+            for g in sharers:
+                part = rates[g] / total if total > 0 else 1.0 / len(sharers)
+                rates[g] += part * member.backlog_s / config.epoch_s
+        if not self._cut:
+            weight = 1.0
+        self.demand = [old + weight * (rate - old) for old, rate in zip(self.demand, rates, strict=True)]
+        self._spent = [0.0] * len(self._spent)
+
+    def _partition(self) -> None:
+        total, engines = sum(self.demand), len(self._members)
+        for g, demand in enumerate(self.demand):
+            worth = engines * demand / total if total > 0 else 0.0
+            self._active[g] = worth > (_ENDS if self._active[g] else _BEGINS)
+        for block in blocks(self._active, self.demand, engines):
+            first = next((g for g in block if self._active[g]), block[0])
+            for g in block:
+                self._home[g] = first
+        for member in self._members.values():
+            member.group = self._home[member.group]
+
+    def _wanted(self) -> dict[int, float]:
+        """Engines that each group with engines of its own should have."""
+        homes = sorted(set(self._home))
+        demand = [sum(d for d, home in zip(self.demand, self._home, strict=True) if home == g) for g in homes]
+        return dict(zip(homes, shares(demand, max(len(homes), len(self._members))), strict=True))
+
+    def _cut_first(self) -> None:
+        wanted = self._wanted()
+        labels = [g for g, n in zip(wanted, whole(list(wanted.values())), strict=True) for _ in range(n)]
+        for member, label in zip(sorted(self._members.values(), key=lambda m: m.engine.id), labels, strict=True):
+            member.group, member.moved_at = label, -inf
+        self._cut = True
+
+    def _move(self, now: float) -> None:
+        config = self._config
+        wanted, counts = self._wanted(), self.counts()
+        dwell_s = config.dwell_epochs * config.epoch_s
+        for _ in range(max(2, ceil(config.max_moved_fraction * len(self._members)))):
+            short = max(wanted, key=lambda g: (counts[g] == 0, wanted[g] - counts[g]))
+            stranded = counts[short] == 0
+            if not stranded and wanted[short] - counts[short] <= config.dead_band_engines:
+                return
+            movable = [
+                member
+                for member in self._members.values()
+                if member.present
+                and counts[member.group] > 1
+                and (stranded or now - member.moved_at >= dwell_s)
+                and (stranded or wanted[member.group] - counts[member.group] < -config.dead_band_engines)
+            ]
+            if not movable:
+                return
+            member = min(
+                movable,
+                key=lambda m: (wanted[m.group] - counts[m.group], m.backlog_s, m.engine.id),
+            )
+            counts[member.group] -= 1
+            counts[short] += 1
+            member.group, member.moved_at = short, now
+            self.moves += 1
+
+    def _neediest(self) -> int:
+        if not self._cut:
+            return 0
+        wanted, counts = self._wanted(), self.counts()
+        return max(wanted, key=lambda g: (counts[g] == 0, wanted[g] - counts[g], -g))

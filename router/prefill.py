@@ -1,0 +1,197 @@
+"""Picks the engine and rank that prefills a request: by context length, then least predicted finish time."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import inf
+from random import Random
+
+from deepinfer_router.engine_costs import EngineCosts
+from deepinfer_router.pick import Pick
+from deepinfer_router.pools import Pools
+from deepinfer_router.prefill_config import PrefillConfig
+from deepinfer_router.target import Engine, Target
+from deepinfer_router.work import Work
+
+_MAX_VIEWS = 256
+
+
+class _View:
+    """Targets of one list, by the group that they serve. Made again when the list or the pools change."""
+
+    __slots__ = ("above", "below", "one_kind", "own", "targets", "version")
+
+    def __init__(
+        self, targets: Sequence[Target], pools: dict[tuple[str, ...], Pools], groups: int, version: int
+    ) -> None:
+        self.targets = targets
+        self.version = version
+        self.one_kind = len({target.engine.kind for target in targets}) == 1
+        labels = [pools[target.engine.models].group_of(target.engine) for target in targets]
+        self.own: list[list[Target]] = []
+        self.above: list[list[Target]] = []
+        self.below: list[list[Target]] = []
+        for group in range(groups):
+            serving = {engine.id for pool in pools.values() for engine in pool.engines_of(group)}
+            own = [
+                (target, label) for target, label in zip(targets, labels, strict=True) if target.engine.id in serving
+            ]
+            low, high = min(label for _, label in own), max(label for _, label in own)
+            self.own.append([target for target, _ in own])
+            self.above.append([target for target, label in zip(targets, labels, strict=True) if label > high])
+            self.below.append([target for target, label in zip(targets, labels, strict=True) if label < low])
+
+
+class PrefillPolicy:
+    """Groups engines by context length and picks within the group. Deterministic given its calls. One thread.
+
+    For each request: `arrive` once, which also says its cost; `pick` as often as it has to be placed.
+    """
+
+    def __init__(self, config: PrefillConfig, costs: EngineCosts) -> None:
+        self.costs = costs
+        self.pools: dict[tuple[str, ...], Pools] = {}
+        """By the models that engines serve: those of other models cannot help out."""
+        self._config = config
+        self._edges = config.edges_tokens if config.pools else ()
+        self._names = config.group_names
+        self._views: dict[int, _View] = {}
+        self._version = 0
+
+    def arrive(self, work: Work, targets: Sequence[Target], now: float) -> float:
+        """A request came, which one of `targets` will prefill: counts it as demand and returns its predicted seconds (0
+        without targets). Each request once, before it waits for admission. When an epoch is over, engines are moved.
+        """
+        if not targets:
+            return 0.0
+        self._view(targets, now)
+        engine = targets[0].engine
+        q = work.uncached_tokens
+        seconds = self.costs.of(engine.kind).seconds(q, max(0, work.prompt_tokens - q))
+        pool = self.pools[engine.models]
+        pool.observe(work, seconds, now)
+        if pool.update(now):
+            self._version += 1
+        return seconds
+
+    def pick(self, work: Work, targets: Sequence[Target], now: float, rng: Random) -> Pick | None:
+        """The target of least predicted finish time: of the prompt's group, if none elsewhere is much sooner.
+
+        `targets`: those that can be sent to; the same list object as long as they stay the same, since what is derived
+        from it is kept. `work.excluded` are not picked. None if there is nothing to pick from. O(targets).
+        """
+        if not targets:
+            return None
+        view = self._view(targets, now)
+        q = work.uncached_tokens
+        c = max(0, work.prompt_tokens - q)
+        if view.one_kind:
+            kinds = None
+            seconds = self.costs.of(targets[0].engine.kind).seconds(q, c)
+        else:
+            kinds = {kind: self.costs.of(kind).seconds(q, c) for kind in {target.engine.kind for target in targets}}
+            seconds = min(kinds.values())
+        group = bisect_right(self._edges, work.prompt_tokens)
+        target = self._least(view.own[group], work.excluded, kinds, now, rng)
+        reason = "in_group"
+        if target is None:
+            target, reason = self._least(targets, work.excluded, kinds, now, rng), "excluded"
+            if target is None:
+                return None
+        elif target.pending_seconds > max(self._config.overflow_wait_s, 2.0 * seconds):
+            if other := self._sooner(target, view.above[group], work, kinds, now, rng):
+                target, reason = other, "overflow_up"
+            elif other := self._idle(view.below[group], work, rng):
+                target, reason = other, "overflow_idle"
+        if kinds is not None:
+            seconds = kinds[target.engine.kind]
+        return Pick(target, reason, target.pending_seconds + seconds, self._names[group], seconds)
+
+    def gauges(self) -> list[tuple[str, dict[str, str], float]]:
+        """(name, labels, value) of what the pools do."""
+        rows: list[tuple[str, dict[str, str], float]] = []
+        for models, pool in self.pools.items():
+            fleet = {"models": ",".join(models)}
+            rows.append(("prefill_moves_total", fleet, pool.moves))
+            rows.append(("prefill_moves_frozen", fleet, pool.frozen))
+            for name, engines, demand in zip(self._names, pool.counts(), pool.demand, strict=True):
+                rows.append(("prefill_group_engines", fleet | {"group": name}, engines))
+                rows.append(("prefill_group_demand", fleet | {"group": name}, demand))
+        return rows
+
+    def _view(self, targets: Sequence[Target], now: float) -> _View:
+        view = self._views.get(id(targets))
+        if view is not None and view.version == self._version and view.targets is targets:
+            return view
+        engines: dict[tuple[str, ...], dict[str, Engine]] = {}
+        for target in targets:
+            engines.setdefault(target.engine.models, {})[target.engine.id] = target.engine
+        for models, present in engines.items():
+            pool = self.pools.get(models)
+            if pool is None:
+                pool = self.pools[models] = Pools(self._config)
+            if pool.sync(present.values(), now):
+                self._version += 1
+        if len(self._views) >= _MAX_VIEWS:
+            self._views.clear()
+        pools = {models: self.pools[models] for models in engines}
+        view = self._views[id(targets)] = _View(targets, pools, len(self._names), self._version)
+        return view
+
+    def _least(
+        self,
+        targets: Sequence[Target],
+        excluded: Sequence[str],
+        kinds: dict[str, float] | None,
+        now: float,
+        rng: Random,
+    ) -> Target | None:
+        """The one of least pending seconds (and own cost, where kinds differ); equal ones by chance."""
+        count = len(targets)
+        choices = self._config.choices
+        if choices and count > choices:
+            targets = rng.sample(targets, choices)
+        elif count > 1:
+            start = int(rng.random() * count)
+            targets = [*targets[start:], *targets[:start]]
+        best, least = None, inf
+        for target in targets:
+            finish = target.pending_seconds
+            if kinds is not None:
+                finish += kinds[target.engine.kind]
+            if finish >= least or (excluded and target.engine.id in excluded):
+                continue
+            if target.uncertain_until > now:  # as if it had its part of what the others have, shrinking to nothing
+                part = min(1.0, (target.uncertain_until - now) / self._config.slow_start_s)
+                finish += part * sum(other.pending_seconds for other in targets) / len(targets)
+                if finish >= least:
+                    continue
+            best, least = target, finish
+        return best
+
+    def _sooner(
+        self, own: Target, above: Sequence[Target], work: Work, kinds: dict[str, float] | None, now: float, rng: Random
+    ) -> Target | None:
+        """A target of a longer group that finishes it so much sooner that it may go there."""
+        if self._config.overflow == "none" or not above:
+            return None
+        other = self._least(above, work.excluded, kinds, now, rng)
+        if other is None or other.pending_seconds > self._config.overflow_gain * own.pending_seconds:
+            return None
+        if kinds is not None and (
+            other.pending_seconds + kinds[other.engine.kind] >= own.pending_seconds + kinds[own.engine.kind]
+        ):
+            return None
+        return other
+
+    def _idle(self, below: Sequence[Target], work: Work, rng: Random) -> Target | None:
+        """A target of a shorter group whose engine, all ranks of it, has nothing to prefill."""
+        if self._config.overflow != "up_and_idle" or not below:
+            return None
+        idle = [
+            target
+            for target in below
+            if target.pending_seconds <= 0.0
+            and target.engine.id not in work.excluded
+            and all(rank.pending_seconds <= 0.0 for rank in target.engine.targets)
+        ]
+        return idle[int(rng.random() * len(idle))] if idle else None

@@ -1,0 +1,189 @@
+"""Which engines serve which lengths, as demand changes."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepinfer_router.pools import Pools
+from deepinfer_router.prefill_config import PrefillConfig
+from deepinfer_router.target import Engine, Target
+from deepinfer_router.work import Work
+
+LENGTHS = [1_000, 20_000, 100_000, 300_000]
+EPOCH_S = 20.0
+
+
+def engines(count: int) -> list[Engine]:
+    made = [Engine(f"{i:02}", f"http://10.0.0.{i}:8000") for i in range(count)]
+    for engine in made:
+        engine.targets = [Target(engine, rank) for rank in range(2)]
+    return made
+
+
+class Driven:
+    """Pools under a steady or changing load, epoch by epoch."""
+
+    def __init__(self, count: int, **settings: object) -> None:
+        self.engines = engines(count)
+        self.pools = Pools(PrefillConfig(**{"first_cut_requests": 1} | settings))  # type: ignore[arg-type]
+        self.now = 0.0
+        self.pools.sync(self.engines, self.now)
+
+    def epoch(self, *demand: float) -> bool:
+        """So many seconds of work a second arrive in each group."""
+        for length, rate in zip(LENGTHS, demand, strict=True):
+            if rate:
+                self.pools.observe(Work(prompt_tokens=length), rate * EPOCH_S, self.now)
+        self.now += EPOCH_S
+        return self.pools.update(self.now)
+
+    def serving(self) -> list[int]:
+        return [len(self.pools.engines_of(g)) for g in range(4)]
+
+
+def test_first_cut_follows_demand_at_once() -> None:
+    driven = Driven(16)
+    assert driven.serving() == [16] * 4
+    assert driven.epoch(2, 4, 8, 2)
+    assert driven.serving() == [2, 4, 8, 2]
+    assert driven.pools.moves == 0
+
+
+def test_demand_is_smoothed_and_moves_are_few() -> None:
+    driven = Driven(16)
+    driven.epoch(4, 4, 4, 4)
+    moved = []
+    for _ in range(12):
+        driven.epoch(8, 4, 2, 2)
+        moved.append(driven.pools.moves)
+    assert max(b - a for a, b in zip([0, *moved], moved, strict=False)) <= 2
+    assert driven.serving() == [8, 4, 2, 2]
+    assert moved[-1] == 4  # not one too many
+
+
+def test_a_steady_noisy_load_moves_nearly_nothing() -> None:
+    rng = Random(5)
+    driven = Driven(16)
+    for _ in range(180):  # an hour
+        driven.epoch(*(mean * rng.uniform(0.7, 1.3) for mean in (1.5, 4.0, 7.0, 2.5)))
+    assert driven.pools.moves <= 60  # one a minute, where two are allowed
+
+
+def test_a_load_that_swings_does_not_flap() -> None:
+    driven = Driven(16)
+    swings = 0
+    for epoch in range(180):
+        swings += epoch % 15 == 0
+        driven.epoch(*((3, 3, 3, 3) if epoch // 15 % 2 else (1.5, 1.5, 3, 6)))
+    assert driven.pools.moves <= 4 * swings  # of sixteen engines four have to move each way
+
+
+def test_a_moved_engine_stays() -> None:
+    driven = Driven(2, dwell_epochs=5, demand_smoothing=1.0, dead_band_engines=0.0)
+    driven.engines.append(engines(3)[-1])
+    driven.pools.sync(driven.engines, driven.now)
+    driven.epoch(2, 1, 0, 0)
+    before = driven.pools.engines_of(1)
+    driven.epoch(1, 2, 0, 0)
+    (moved,) = set(driven.pools.engines_of(1)) - set(before)
+    for _ in range(9):
+        driven.epoch(2, 1, 0, 0)
+        assert driven.pools.engines_of(1) == [moved]  # the one that had been there goes back
+    assert driven.pools.moves == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_fewer_engines_than_groups_are_shared_by_neighbours(count: int) -> None:
+    driven = Driven(count)
+    driven.epoch(1, 1, 5, 2)
+    homes = [[engine.id for engine in driven.pools.engines_of(g)] for g in range(4)]
+    assert all(homes)
+    assert len({tuple(home) for home in homes}) == count
+    assert homes[0] == homes[1]  # the two that ask least
+    assert sum(driven.pools.counts()) == count
+
+
+def test_a_group_without_demand_falls_up_and_gets_an_engine_when_it_has_some() -> None:
+    driven = Driven(8)
+    driven.epoch(4, 0, 4, 0)
+    assert driven.pools.engines_of(1) == driven.pools.engines_of(2)
+    assert driven.pools.engines_of(3) == driven.pools.engines_of(2)  # none longer: down
+    driven.epoch(4, 0, 4, 1)
+    assert driven.serving()[3] == 1
+    assert driven.pools.engines_of(3) != driven.pools.engines_of(2)
+
+
+def test_a_group_whose_engines_are_ill_is_served_by_others_and_nothing_moves() -> None:
+    driven = Driven(4)
+    driven.epoch(1, 1, 1, 1)
+    lost = driven.pools.engines_of(1)
+    driven.pools.sync([engine for engine in driven.engines if engine not in lost], driven.now)
+    assert driven.pools.engines_of(1) == driven.pools.engines_of(2)
+    assert not driven.epoch(9, 1, 1, 1)
+    assert driven.pools.frozen
+    driven.pools.sync(driven.engines, driven.now)
+    assert driven.pools.engines_of(1) == lost
+
+
+def test_a_group_that_lost_its_only_engine_for_good_gets_another() -> None:
+    driven = Driven(8)
+    driven.epoch(5, 1, 1, 1)
+    (lost,) = driven.pools.engines_of(2)
+    rest = [engine for engine in driven.engines if engine is not lost]
+    driven.pools.sync(rest, driven.now)
+    driven.now += 400
+    driven.pools.sync(rest, driven.now)
+    driven.epoch(5, 1, 1, 1)
+    assert len(driven.pools.engines_of(2)) == 1
+    assert lost not in driven.pools.engines_of(2)
+    assert sum(driven.pools.counts()) == 7
+
+
+def test_a_new_engine_goes_where_it_is_needed_most() -> None:
+    driven = Driven(8)
+    for _ in range(4):
+        driven.epoch(4, 1, 1, 2)
+    new = engines(9)[-1]
+    driven.pools.sync([*driven.engines, new], driven.now)
+    assert new in driven.pools.engines_of(0)
+
+
+def test_a_queue_is_demand() -> None:
+    driven = Driven(4, demand_smoothing=1.0)
+    driven.epoch(2, 2, 0, 0)
+    for engine in driven.pools.engines_of(1):
+        engine.targets[0].pending_seconds = 60.0  # 3 a second more, over an epoch each
+    driven.epoch(2, 2, 0, 0)
+    assert driven.serving()[:2] == [1, 3]
+    assert driven.pools.demand[:2] == [2.0, 2.0 + 2 * 60.0 / EPOCH_S]
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([0.0, 0.01, 1.0, 5.0, 60.0]), min_size=4, max_size=4),
+            st.sets(st.integers(0, 8)),
+            st.sampled_from([0.5, 1.0, 30.0]),
+        ),
+        max_size=12,
+    ),
+)
+def test_whatever_happens_no_group_is_stranded_and_no_engine_lost(
+    count: int, history: list[tuple[list[float], set[int], float]]
+) -> None:
+    driven = Driven(count)
+    for demand, lost, epochs in history:
+        driven.now += EPOCH_S * (epochs - 1)
+        present = [engine for i, engine in enumerate(driven.engines) if i not in lost]
+        driven.pools.sync(present, driven.now)
+        before = driven.pools.moves
+        driven.epoch(*demand)
+        assert driven.pools.moves - before <= 2
+        for g in range(4):
+            serving = driven.pools.engines_of(g)
+            assert set(serving) <= set(present)
+            assert bool(serving) == bool(present)
+        assert sum(driven.pools.counts()) >= len(present)

@@ -1,0 +1,241 @@
+"""Which engine prefills a request."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepinfer_costmodel.cost import Cost
+from deepinfer_costmodel.table import CostTable
+from deepinfer_router.engine_costs import EngineCosts
+from deepinfer_router.prefill import PrefillPolicy
+from deepinfer_router.prefill_config import PrefillConfig
+from deepinfer_router.target import Engine, Target
+from deepinfer_router.work import Work
+
+FLAT = Cost(alpha=0.0, beta=1e-4, gamma=0.0)  # ten thousand tokens a second
+TABLE = CostTable({"default": FLAT, "slow": Cost(0.0, 1e-3, 0.0)}, {"default": "made up", "slow": "made up"})
+LENGTHS = [1_000, 20_000, 100_000, 300_000]  # one for each group
+
+
+def fleet(engines: int, ranks: int = 1, kind: str = "", models: tuple[str, ...] = ()) -> list[Target]:
+    targets = []
+    for i in range(engines):
+        engine = Engine(f"{kind}{i:02}", f"http://10.0.0.{i}:8000", kind=kind, models=models)
+        engine.targets = [Target(engine, rank) for rank in range(ranks)]
+        targets += engine.targets
+    return targets
+
+
+def policy(**settings: object) -> PrefillPolicy:
+    return PrefillPolicy(PrefillConfig(**{"first_cut_requests": 1} | settings), EngineCosts(TABLE))  # type: ignore[arg-type]
+
+
+def cut(policy: PrefillPolicy, targets: list[Target], seconds: list[float]) -> None:
+    """One epoch in which each group has so many seconds of work, and then the first cut."""
+    for length, demand in zip(LENGTHS, seconds, strict=True):
+        for _ in range(round(demand / FLAT.seconds(length, 0))):
+            policy.arrive(Work(prompt_tokens=length), targets, 0.0)
+    policy.arrive(Work(prompt_tokens=1), targets, 20.0)
+
+
+def groups(policy: PrefillPolicy, targets: list[Target]) -> list[str]:
+    """Ids of the engines that serve each group."""
+    (pool,) = policy.pools.values()
+    return [" ".join(sorted(engine.id for engine in pool.engines_of(g))) for g in range(4)]
+
+
+def test_before_the_first_cut_all_engines_take_all() -> None:
+    targets = fleet(3)
+    targets[0].pending_seconds, targets[1].pending_seconds = 2.0, 1.0
+    pick = policy().pick(Work(prompt_tokens=300_000, hit_tokens=299_000), targets, 0.0, Random(1))
+    assert pick is not None
+    assert (pick.target, pick.reason, pick.group) == (targets[2], "in_group", ">=256K")
+    assert pick.cost_seconds == pytest.approx(0.1)
+    assert pick.predicted_seconds == pytest.approx(0.1)
+
+
+def test_a_request_stays_in_its_group() -> None:
+    router, targets = policy(), fleet(8)
+    cut(router, targets, [60, 60, 30, 30])
+    served = groups(router, targets)
+    assert [len(ids.split()) for ids in served] == [3, 3, 1, 1]
+    for length, ids in zip(LENGTHS, served, strict=True):
+        picks = {router.pick(Work(prompt_tokens=length), targets, 20.0, Random(seed)) for seed in range(40)}
+        assert " ".join(sorted({pick.target.engine.id for pick in picks if pick})) == ids
+
+
+def test_length_counts_cached_tokens_and_cost_does_not() -> None:
+    router, targets = policy(), fleet(8)
+    cut(router, targets, [60, 60, 30, 30])
+    work = Work(prompt_tokens=100_000, hit_tokens=99_000)
+    pick = router.pick(work, targets, 20.0, Random(0))
+    assert pick is not None
+    assert (pick.group, pick.target.engine.id) == ("64K-256K", groups(router, targets)[2])
+    assert pick.cost_seconds == pytest.approx(FLAT.seconds(1000, 99_000))
+
+
+@pytest.mark.parametrize(("length", "name"), [(0, "<16K"), (16_383, "<16K"), (16_384, "16K-64K"), (262_144, ">=256K")])
+def test_edges_belong_to_the_longer_group(length: int, name: str) -> None:
+    pick = policy().pick(Work(prompt_tokens=length), fleet(1), 0.0, Random(0))
+    assert pick is not None
+    assert pick.group == name
+
+
+def test_pools_off_is_least_work_left() -> None:
+    router, targets = policy(pools=False), fleet(4, ranks=2)
+    cut(router, targets, [60, 60, 30, 30])
+    for i, target in enumerate(targets):
+        target.pending_seconds = 10.0 - i
+    for length in LENGTHS:
+        pick = router.pick(Work(prompt_tokens=length), targets, 30.0, Random(0))
+        assert pick is not None
+        assert (pick.target, pick.group) == (targets[-1], "all")
+
+
+def test_equal_targets_are_taken_in_turn_by_chance() -> None:
+    router, targets = policy(), fleet(4, ranks=2)
+    picks = [router.pick(Work(prompt_tokens=10), targets, 0.0, Random(seed)) for seed in range(200)]
+    taken = [sum(pick is not None and pick.target is target for pick in picks) for target in targets]
+    assert min(taken) > 5
+    again = [router.pick(Work(prompt_tokens=10), targets, 0.0, Random(seed)) for seed in range(200)]
+    assert picks == again
+
+
+def overflowing(overflow: str) -> tuple[PrefillPolicy, list[Target], dict[str, Target]]:
+    """Four engines, one for each group, each with much to do."""
+    router, targets = policy(overflow=overflow), fleet(4)
+    cut(router, targets, [30, 30, 30, 30])
+    by_id = {target.engine.id: target for target in targets}
+    mine = [by_id[ids] for ids in groups(router, targets)]
+    for target in mine:
+        target.pending_seconds = 10.0
+    return router, targets, dict(zip(["short", "mid", "long", "huge"], mine, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("overflow", "pending", "group", "expected", "reason"),
+    [
+        ("up", {"long": 1.9}, 0, "long", "overflow_up"),
+        ("up", {"long": 2.1}, 0, "short", "in_group"),  # not sooner by enough
+        ("none", {"long": 0.0}, 0, "short", "in_group"),
+        ("up", {"short": 0.9, "long": 0.0}, 0, "short", "in_group"),  # waits too little to go elsewhere
+        ("up", {"short": 0.0}, 1, "mid", "in_group"),  # never down
+        ("up_and_idle", {"short": 0.0}, 1, "short", "overflow_idle"),
+        ("up_and_idle", {"short": 0.01}, 1, "mid", "in_group"),  # not idle
+        ("up_and_idle", {"short": 0.0, "long": 0.0}, 1, "long", "overflow_up"),  # up first
+    ],
+)
+def test_overflow(overflow: str, pending: dict[str, float], group: int, expected: str, reason: str) -> None:
+    router, targets, by_name = overflowing(overflow)
+    for name, seconds in pending.items():
+        by_name[name].pending_seconds = seconds
+    pick = router.pick(Work(prompt_tokens=LENGTHS[group]), targets, 20.0, Random(3))
+    assert pick is not None
+    assert (pick.target, pick.reason) == (by_name[expected], reason)
+
+
+def test_an_engine_with_one_busy_rank_is_not_idle() -> None:
+    router, targets = policy(), fleet(2, ranks=2)
+    cut(router, targets, [30, 0, 30, 0])
+    short, long = (
+        [target for target in targets if target.engine.id == ids]
+        for ids in (groups(router, targets)[g] for g in (0, 2))
+    )
+    for target in (*long, short[0]):
+        target.pending_seconds = 50.0
+    pick = router.pick(Work(prompt_tokens=LENGTHS[2]), targets, 20.0, Random(0))
+    assert pick is not None
+    assert pick.target in long
+    short[0].pending_seconds = 0.0
+    pick = router.pick(Work(prompt_tokens=LENGTHS[2]), targets, 20.0, Random(0))
+    assert pick is not None
+    assert pick.target in short
+
+
+def test_excluded_engines_are_left_out_and_the_fleet_helps() -> None:
+    router, targets = policy(), fleet(4)
+    cut(router, targets, [30, 30, 30, 30])
+    mine = groups(router, targets)[0]
+    pick = router.pick(Work(prompt_tokens=10, excluded=(mine,)), targets, 20.0, Random(0))
+    assert pick is not None
+    assert pick.reason == "excluded"
+    assert pick.target.engine.id != mine
+    everyone = tuple(target.engine.id for target in targets)
+    assert router.pick(Work(prompt_tokens=10, excluded=everyone), targets, 20.0, Random(0)) is None
+    assert router.pick(Work(prompt_tokens=10), [], 20.0, Random(0)) is None
+    assert router.arrive(Work(prompt_tokens=10), [], 20.0) == 0.0
+
+
+def test_a_slower_kind_is_given_what_it_finishes_sooner() -> None:
+    fast, slow = fleet(1), fleet(1, kind="slow")
+    router, targets = policy(), fast + slow
+    fast[0].pending_seconds = 5.0
+    short = router.pick(Work(prompt_tokens=1_000), targets, 0.0, Random(0))  # 5.1 s there, 1 s here
+    long = router.pick(Work(prompt_tokens=10_000), targets, 0.0, Random(0))  # 6 s there, 10 s here
+    assert short is not None
+    assert long is not None
+    assert (short.target, short.predicted_seconds) == (slow[0], pytest.approx(1.0))
+    assert (long.target, long.predicted_seconds) == (fast[0], pytest.approx(6.0))
+
+
+def test_a_new_engine_is_not_buried() -> None:
+    router, targets = policy(), fleet(4)
+    for target in targets[1:]:
+        target.pending_seconds = 3.0
+    targets[0].uncertain_until = 100.0
+    taken = 0
+    for seed in range(100):  # nothing finishes meanwhile
+        pick = router.pick(Work(prompt_tokens=1_000), targets, 75.0, Random(seed))
+        assert pick is not None
+        pick.target.pending_seconds += pick.cost_seconds
+        taken += pick.target is targets[0]
+    assert 10 < taken < 25  # the first thirty in a row, and 47 in all, if it were taken for empty
+    targets[0].pending_seconds = 0.0
+    pick = router.pick(Work(prompt_tokens=1_000), targets, 99.9, Random(0))
+    assert pick is not None
+    assert pick.target is targets[0]
+
+
+def test_models_have_pools_of_their_own() -> None:
+    router, ours, theirs = policy(), fleet(4, models=("a",)), fleet(4, kind="b", models=("b",))
+    cut(router, ours, [60, 0, 0, 0])
+    pick = router.pick(Work(prompt_tokens=300_000), theirs, 20.0, Random(0))
+    assert pick is not None
+    assert pick.target in theirs
+    assert sorted(router.pools) == [("a",), ("b",)]
+
+
+@given(
+    pending=st.lists(st.floats(0, 100), min_size=1, max_size=12),
+    length=st.sampled_from(LENGTHS),
+    excluded=st.sets(st.integers(0, 11)),
+    seed=st.integers(0, 99),
+)
+def test_pick_is_the_minimum_where_there_is_one_pool(
+    pending: list[float], length: int, excluded: set[int], seed: int
+) -> None:
+    router, targets = policy(pools=False), fleet(len(pending))
+    for target, seconds in zip(targets, pending, strict=True):
+        target.pending_seconds = seconds
+    work = Work(prompt_tokens=length, excluded=tuple(f"{i:02}" for i in excluded))
+    allowed = [seconds for i, seconds in enumerate(pending) if i not in excluded]
+    pick = router.pick(work, targets, 0.0, Random(seed))
+    if not allowed:
+        assert pick is None
+    else:
+        assert pick is not None
+        assert pick.target.pending_seconds == min(allowed)
+        assert pick.target.engine.id not in work.excluded
+
+
+def test_choices_compares_a_sample() -> None:
+    router, targets = policy(choices=2, pools=False), fleet(16)
+    for i, target in enumerate(targets):
+        target.pending_seconds = float(i)
+    picks = [router.pick(Work(prompt_tokens=10), targets, 0.0, Random(seed)) for seed in range(300)]
+    waits = [pick.target.pending_seconds for pick in picks if pick]
+    assert len(waits) == 300
+    assert max(waits) < 15  # the longest queue never wins against another
+    assert len(set(waits)) > 8
