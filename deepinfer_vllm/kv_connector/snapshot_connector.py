@@ -84,8 +84,10 @@ class SnapshotConnector(OffloadingConnector):
         found, loads = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if self._snapshots is None or not found:
             return found, loads
+        # Asked first: a snapshot that comes while none is found would otherwise be neither found nor waited for.
+        may_come = self._snapshots.waits(request.request_id)
         boundary = self._snapshots.choose(request, num_computed_tokens, num_computed_tokens + found)
-        if boundary is None and self._snapshots.waits(request.request_id):
+        if boundary is None and may_come:
             return None, False
         if boundary is None or boundary == num_computed_tokens + found:
             return found, loads

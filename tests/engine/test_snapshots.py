@@ -10,9 +10,10 @@ from deepinfer_kvstore.snapshot_server import SnapshotServer
 from deepinfer_kvstore.snapshots import SnapshotRing
 from deepinfer_vllm.checkpoint.backends import EngineBackend
 from deepinfer_vllm.checkpoint.interface import Generation
+from deepinfer_vllm.kv_connector.snapshots import SnapshotScheduler
 from deepinfer_vllm.kv_connector.windows import WindowCopies
 from engine.harness import GOLDEN, Engine, golden_prompts, model_of, poison
-from engine.kvstore import engine_on, finish_stores, transfer
+from engine.kvstore import SECONDS, engine_on, finish_stores, transfer
 from engine.test_replay import MAX_ABS, WINDOW, assert_truncated, reference
 
 TURN = 200  # tokens of the first prompt
@@ -172,7 +173,23 @@ def test_without_snapshots_a_turn_goes_on_from_where_it_ended_too(engine: Engine
 TOKEN = "the token of these nodes"
 
 
-def test_a_turn_goes_on_from_another_nodes_snapshot(tmp_path: Path, runner: str) -> None:
+def let_searches_end_late(patch: pytest.MonkeyPatch) -> None:
+    """Another node's snapshot comes at the worst moment: when it has just not been found here."""
+    choose = SnapshotScheduler.choose
+
+    def choose_early(self: SnapshotScheduler, request: Any, *sizes: int) -> int | None:
+        found = choose(self, request, *sizes)
+        if (search := self._requests[request.request_id].search) is not None:
+            search.result(SECONDS)
+        return found
+
+    patch.setattr(SnapshotScheduler, "choose", choose_early)
+
+
+def test_a_turn_goes_on_from_another_nodes_snapshot(
+    tmp_path: Path, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_searches_end_late(monkeypatch)
     prompt = golden_prompts("v41-tiny-a")[4].input_ids.tolist()
     arguments = {"replay": True, "runner": runner}
     with engine_on(GOLDEN / "v41-tiny-a", tmp_path / "root", extra={"swa_bytes": 1 << 24}, **arguments) as backend:
@@ -199,9 +216,10 @@ def test_a_turn_goes_on_from_another_nodes_snapshot(tmp_path: Path, runner: str)
     with engine_on(GOLDEN / "v41-tiny-a", tmp_path / "root", extra=shared, **arguments) as backend:
         poison(backend)
         counts = tokens_computed(backend)
-        assert_truncated(backend.generate(turn, 24), turn, TURN - WINDOW)
-        assert counts[0] == len(turn) - 256
+        answer = backend.generate(turn, 24)
         counted = backend.scheduler.connector._sums()
         assert (counted["snapshots", ("fetched",)], counted["snapshots", ("hit",)]) == (1, 1)
+        assert counts[0] == len(turn) - 256
+        assert_truncated(answer, turn, TURN - WINDOW)
     node_server.close()
     directory_server.close()
