@@ -1,0 +1,228 @@
+"""One request of a client and its answer."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from deepinfer_router.http_headers import Headers, find, status_line
+
+
+class Connection(Protocol):
+    """What an exchange needs of the connection that it came over."""
+
+    def answered(self, reusable: bool) -> None:
+        """The answer is complete. Not `reusable`: the connection ends with it."""
+
+
+class Exchange:
+    """Given to the handler when the body is complete. For the event loop's thread.
+
+    Answer with `respond`, or with `start`, `write`… and `end`. Nothing is sent before the first `write`, `end` or
+    `respond`, so until then (`started`) another answer may be given instead. Once the client has gone (`closed`) all of
+    them do nothing.
+    """
+
+    __slots__ = (
+        "method",
+        "path",
+        "headers",
+        "body",
+        "received_at",
+        "peer",
+        "upgrade",
+        "closed",
+        "started",
+        "ended",
+        "paused",
+        "on_pause",
+        "transport",
+        "_connection",
+        "_http_1_0",
+        "_keep_alive",
+        "_head",
+        "_chunked",
+        "_silent",
+        "_missing",
+        "_on_close",
+        "_resumed",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        transport: asyncio.Transport,
+        method: bytes,
+        path: bytes,
+        headers: Headers,
+        body: bytes,
+        *,
+        received_at: float,
+        peer: str,
+        http_1_0: bool = False,
+        keep_alive: bool = True,
+        upgrade: bytes | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        """Raw, with its query."""
+        self.headers = headers
+        """Lower-case names, in the order of arrival."""
+        self.body = body
+        self.received_at = received_at
+        """When its head was complete, on the event loop's clock."""
+        self.peer = peer
+        """Address, without a port; empty over a unix socket."""
+        self.upgrade = upgrade
+        """Protocol that the client asks to change to, in lower case: b"websocket"."""
+        self.closed = False
+        """The client has gone, or the connection was aborted."""
+        self.started = False
+        """Bytes of the answer have been sent."""
+        self.ended = False
+        """The answer is complete."""
+        self.paused = False
+        """The client takes bytes slower than they are written: wait for `drain`."""
+        self.on_pause: Callable[[bool], None] | None = None
+        """Told when `paused` changes."""
+        self.transport = transport
+        self._connection = connection
+        self._http_1_0 = http_1_0
+        self._keep_alive = keep_alive
+        self._head: bytes | None = None
+        self._chunked = False
+        self._silent = False
+        self._missing: int | None = None
+        self._on_close: list[Callable[[], object]] = []
+        self._resumed: asyncio.Future[None] | None = None
+
+    @property
+    def route(self) -> bytes:
+        """The path without its query."""
+        return self.path.partition(b"?")[0]
+
+    def header(self, name: bytes) -> bytes | None:
+        """First value of the lower-case `name`."""
+        return find(self.headers, name)
+
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """Call it as soon as the client has gone; at once if it has. Not called once the answer is complete."""
+        if self.closed:
+            callback()
+        else:
+            self._on_close.append(callback)
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """The whole answer. `headers` carry neither content-length nor what concerns the connection."""
+        self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self.end(body)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The head of an answer, sent with the first `write`. With a content-length the body must have it; else it is
+        sent in chunks, or to HTTP/1.0 until the connection ends. Raises RuntimeError: an answer is under way."""
+        if self.started or self.ended:
+            raise RuntimeError(f"status {status} after an answer was begun")
+        length = find(headers, b"content-length")
+        bodyless = status in (204, 304) or status < 200
+        self._silent = bodyless or self.method == b"HEAD"
+        self._missing = int(length) if length is not None and not self._silent else None
+        self._chunked = length is None and not self._silent and not self._http_1_0
+        if length is None and not self._silent and self._http_1_0:
+            self._keep_alive = False
+        lines = [status_line(status), *[b"%b: %b\r\n" % header for header in headers]]
+        if self._chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self._keep_alive:
+            lines.append(b"connection: close\r\n")
+        elif self._http_1_0:
+            lines.append(b"connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
+
+    def write(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self.closed or self.ended or not data:
+            return
+        self._send(data, b"")
+
+    def end(self, data: bytes = b"") -> None:
+        """The last piece, if any, and the end. A body shorter than its content-length ends the connection."""
+        if self.closed or self.ended:
+            return
+        self._send(data, b"0\r\n\r\n" if self._chunked else b"")
+        self.ended = True
+        self._on_close.clear()
+        self.on_pause = None
+        self._connection.answered(self._keep_alive and not self._missing)
+
+    def abort(self) -> None:
+        """End the connection at once, so that the client sees an answer that is not complete."""
+        self.transport.abort()
+
+    def close_after(self) -> None:
+        """Let this be the last answer of its connection, if its head is not yet sent."""
+        self._keep_alive = False
+
+    async def drain(self) -> None:
+        """Wait until the client has taken enough, or has gone."""
+        while self.paused and not self.closed:
+            if self._resumed is None:
+                self._resumed = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._resumed)
+
+    def _send(self, data: bytes, tail: bytes) -> None:
+        head = self._head
+        if head is None:
+            raise RuntimeError("a body before its head")
+        if self._silent:
+            data = b""
+        elif self._missing is not None:
+            data = data[: self._missing]
+            self._missing -= len(data)
+        size = len(data)
+        if self._chunked and size:
+            if size < _JOINED_BYTES:
+                data = b"%x\r\n%b\r\n%b" % (size, data, tail)
+            else:
+                self.transport.write(b"%b%x\r\n" % (b"" if self.started else head, size))
+                self.started = True
+                self.transport.write(data)
+                data = b"\r\n" + tail
+        else:
+            data = data + tail if tail else data
+        if self.started:
+            if data:
+                self.transport.write(data)
+        else:
+            self.started = True
+            if size < _JOINED_BYTES:
+                self.transport.write(head + data)
+            else:
+                self.transport.write(head)
+                self.transport.write(data)
+
+    # the connection's
+
+    def pause(self, paused: bool) -> None:
+        """The client's transport is full, or no longer."""
+        self.paused = paused
+        if self.on_pause:
+            self.on_pause(paused)
+        if not paused and self._resumed:
+            self._resumed.set_result(None)
+            self._resumed = None
+
+    def client_gone(self) -> list[Callable[[], object]]:
+        """Mark it closed; what has to be called now."""
+        self.closed = True
+        if self._resumed:
+            self._resumed.set_result(None)
+            self._resumed = None
+        callbacks, self._on_close = self._on_close, []
+        return callbacks
+
+
+_JOINED_BYTES = 16 << 10
+"""Larger pieces are written one by one: copying them costs more than another buffer of the same system call."""
+
+Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
+"""Answers an exchange; runs as one task a request."""

@@ -1,0 +1,399 @@
+"""The router as an HTTP/1.1 server: an asyncio protocol a connection, a task a request."""
+
+import asyncio
+import logging
+import ssl
+from asyncio import Transport
+from typing import cast
+
+import orjson
+
+from deepinfer_router.deadlines import NEVER, Deadlines
+from deepinfer_router.errors import Refusal
+from deepinfer_router.exchange import Exchange, Handler
+from deepinfer_router.http_coding import decoded
+from deepinfer_router.http_config import Limits
+from deepinfer_router.http_request import END, Request
+from deepinfer_router.listen import listening_socket
+
+_log = logging.getLogger(__name__)
+_LINGER_S = 2.0
+"""How long a refused client may go on sending before its connection is reset, so that it reads the answer first."""
+_AHEAD_BYTES = 64 << 10
+"""Requests that a client may send before the one that is being answered is."""
+
+
+class HttpServer:
+    """Listeners and their connections, each request of which is given to `handler`. For the event loop's thread."""
+
+    def __init__(self, handler: Handler, limits: Limits | None = None, tls: ssl.SSLContext | None = None) -> None:
+        """What `handler` does not answer, or raises, becomes a 500; a Refusal its own status."""
+        self.handler = handler
+        self.limits = limits or Limits()
+        self.loop = asyncio.get_running_loop()
+        self.deadlines = Deadlines(self.loop)
+        self.connections: set[ServerConnection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.draining = False
+        self.buffered_bytes = 0
+        """Of bodies that took more than one read, until their answers are complete."""
+        self._tls = tls
+        self._listeners: list[asyncio.Server] = []
+
+    async def listen(self, host: str, port: int, *, reuse_port: bool = False, backlog: int = 4096) -> int:
+        """The port, chosen where it is 0. Raises OSError."""
+        sock = listening_socket(host, port, reuse_port=reuse_port, backlog=backlog)
+        server = await self.loop.create_server(
+            lambda: ServerConnection(self),
+            sock=sock,
+            ssl=self._tls,
+            backlog=backlog,
+            ssl_handshake_timeout=self.limits.head_timeout_s if self._tls else None,
+        )
+        self._listeners.append(server)
+        found: int = sock.getsockname()[1]
+        return found
+
+    def close_listeners(self) -> None:
+        """Take no more connections."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+
+    async def drain(self, seconds: float) -> int:
+        """Close listeners and idle connections, wait for answers under way, then end those left; how many were left."""
+        self.close_listeners()
+        self.draining = True
+        end = self.loop.time() + seconds
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        while self.connections and self.loop.time() < end:
+            await asyncio.sleep(0.02)
+        left = list(self.connections)
+        for connection in left:
+            connection.abort()
+        while self.connections:
+            await asyncio.sleep(0)
+        for task in list(self.tasks):
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=1.0)
+        return len(left)
+
+    async def run(self, exchange: Exchange, coding: bytes | None) -> None:
+        """Have one exchange answered, whatever the handler does."""
+        try:
+            if coding is not None:
+                exchange.body = await decoded(exchange.body, coding, self.limits.max_body_bytes)
+                exchange.headers = [header for header in exchange.headers if header[0] != b"content-encoding"]
+            await self.handler(exchange)
+        except Refusal as refusal:
+            _fail(exchange, refusal)
+        except Exception:
+            _log.exception("%s %s", exchange.method, exchange.route)
+            _fail(exchange, Refusal(500, "internal_error", "the router failed on this request; its log says why"))
+        finally:
+            if not exchange.ended and not exchange.closed:
+                if not exchange.started:
+                    _fail(exchange, Refusal(500, "internal_error", "the router gave no answer to this request"))
+                else:
+                    exchange.abort()
+            self.tasks.discard(asyncio.current_task())
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client's connection: reads a request, has it answered, reads the next."""
+
+    __slots__ = (
+        "deadline",
+        "_server",
+        "_transport",
+        "_peer",
+        "_buffer",
+        "_request",
+        "_exchange",
+        "_received_at",
+        "_buffered",
+        "_ending",
+        "_held",
+        "_paused",
+    )
+
+    def __init__(self, server: HttpServer) -> None:
+        self.deadline = NEVER
+        self._server = server
+        self._peer = ""
+        self._buffer = b""  # of a head that is not whole, or of requests that came ahead
+        self._request: Request | None = None  # whose body is being read
+        self._exchange: Exchange | None = None  # that is being answered
+        self._received_at = 0.0
+        self._buffered = 0
+        self._ending = False  # takes no further request
+        self._held = False  # reading is paused
+        self._paused = False  # writing is
+
+    # asyncio's
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(Transport, transport)  # uvloop's derive from none of asyncio's
+        server = self._server
+        if len(server.connections) >= server.limits.max_connections or server.draining:
+            self._transport.abort()
+        server.connections.add(self)
+        server.deadlines.watch(self)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self._peer = peer[0]
+        self.deadline = server.deadlines.now + server.limits.head_timeout_s
+
+    def data_received(self, data: bytes) -> None:
+        if self._ending and self._exchange is None:
+            return
+        if self._request is not None:
+            self._read_body(self._request, data)
+        elif self._exchange is not None:
+            self._buffer += data
+            if len(self._buffer) > _AHEAD_BYTES and not self._held:
+                self._held = True
+                self._transport.pause_reading()
+        else:
+            if self._buffer:
+                data = self._buffer + data
+            self._read_head(data)
+
+    def eof_received(self) -> bool:
+        exchange = self._exchange
+        if exchange is None:
+            return False
+        if not self._server.limits.half_close:
+            self._transport.abort()  # and not after what is still to be sent
+            return False
+        self._ending = True
+        exchange.close_after()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        server = self._server
+        server.connections.discard(self)
+        server.deadlines.forget(self)
+        server.buffered_bytes -= self._buffered
+        self._buffered = 0
+        self._ending = True
+        self._request = None
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            for callback in exchange.client_gone():
+                try:
+                    callback()
+                except Exception:
+                    _log.exception("told that a client has gone")
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self.deadline = self._server.deadlines.now + self._server.limits.write_stall_s
+        if self._exchange is not None:
+            self._exchange.pause(True)
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._exchange is not None:
+            self.deadline = NEVER
+            self._exchange.pause(False)
+        elif self._ending:
+            self.deadline = self._server.deadlines.now + _LINGER_S
+        else:
+            self.deadline = self._server.deadlines.now + self._server.limits.keep_alive_s
+
+    # the deadlines'
+
+    def expired(self, now: float) -> None:
+        """Of a head, a body, an idle connection, or a client that reads nothing."""
+        self.deadline = now + _LINGER_S
+        if self._exchange is not None or self._paused or self._ending:
+            self._transport.abort()
+        elif self._request is not None:
+            self._refuse(Refusal(408, "body_timeout", "the body of the request did not arrive in time"))
+        elif self._buffer:
+            self._refuse(Refusal(408, "head_timeout", "the headers of the request did not arrive in time"))
+        else:
+            self._transport.close()
+
+    # the exchange's
+
+    def answered(self, reusable: bool) -> None:
+        """Go on with what came ahead, or end."""
+        self._exchange = None
+        server = self._server
+        if self._buffered:
+            server.buffered_bytes -= self._buffered
+            self._buffered = 0
+        if not reusable or self._ending or server.draining:
+            self._ending = True
+            self._transport.close()
+            return
+        if not self._paused:
+            self.deadline = server.deadlines.now + server.limits.keep_alive_s
+        if self._held:
+            self._held = False
+            self._transport.resume_reading()
+        if self._buffer:
+            server.loop.call_soon(self._read_ahead)
+
+    # the server's
+
+    def close_if_idle(self) -> None:
+        """Unless a request has begun."""
+        if self._exchange is None and self._request is None and not self._buffer:
+            self._ending = True
+            self._transport.close()
+
+    def abort(self) -> None:
+        """At once."""
+        self._transport.abort()
+
+    def _read_ahead(self) -> None:
+        if self._exchange is None and self._request is None and not self._ending:
+            self._read_head(self._buffer)
+
+    def _read_head(self, data: bytes) -> None:
+        limits = self._server.limits
+        if data[:1] in b"\r\n":
+            data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: some clients end a body with one
+            if not data:
+                self._buffer = b""
+                return
+        end = data.find(END)
+        if end < 0 or end > limits.max_header_bytes:
+            if len(data) > limits.max_header_bytes:
+                self._refuse(
+                    Refusal(
+                        431,
+                        "headers_too_large",
+                        f"the request line and headers have more than {limits.max_header_bytes} bytes; send fewer",
+                    )
+                )
+                return
+            if not self._buffer:
+                self.deadline = self._server.loop.time() + limits.head_timeout_s
+            self._buffer = data
+            return
+        end += len(END)
+        self._buffer = b""
+        self._received_at = self._server.loop.time()
+        try:
+            request = Request(data[:end])
+            if len(request.headers) > limits.max_headers:
+                count, most = len(request.headers), limits.max_headers
+                raise Refusal(431, "too_many_headers", f"the request has {count} headers, and at most {most} are read")
+            if request.complete:
+                self._begin(request, data[end:])
+                return
+            self._expect(request, len(data) > end)
+        except Refusal as refusal:
+            self._refuse(refusal)
+            return
+        self._request = request
+        self.deadline = self._received_at + limits.body_timeout_s
+        if len(data) > end:
+            self._read_body(request, data[end:])
+
+    def _expect(self, request: Request, begun: bool) -> None:
+        limit = self._server.limits.max_body_bytes
+        if request.length is not None and request.length > limit:
+            raise _too_large(request.length, limit)
+        expected = request.framing.get(b"expect")
+        if expected is None or request.http_1_0:
+            return
+        if expected.lower() != b"100-continue":
+            raise Refusal(417, "expectation", f"Expect {expected[:50]!r}: only 100-continue is known")
+        if not begun:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _read_body(self, request: Request, data: bytes) -> None:
+        server = self._server
+        try:
+            rest = request.feed(data)
+            if request.size > server.limits.max_body_bytes:
+                raise _too_large(request.size, server.limits.max_body_bytes)
+            if rest is None:
+                server.buffered_bytes += len(data)
+                self._buffered += len(data)
+                if server.buffered_bytes > server.limits.max_buffered_bytes:
+                    raise Refusal(
+                        503, "too_many_bytes", "bodies of too many requests are on their way", retry_after_s=1
+                    )
+            else:
+                self._request = None
+                self._begin(request, rest)
+        except Refusal as refusal:
+            self._refuse(refusal)
+
+    def _begin(self, request: Request, rest: bytes) -> None:
+        """Have a whole request answered. Raises Refusal."""
+        server = self._server
+        framing = request.framing
+        exchange = Exchange(
+            self,
+            self._transport,
+            request.method,
+            _origin_form(request.method, request.url),
+            request.headers,
+            request.body(),
+            received_at=self._received_at,
+            peer=self._peer,
+            http_1_0=request.http_1_0,
+            keep_alive=request.keep_alive and not server.draining,
+            upgrade=framing[b"upgrade"].lower() if b"upgrade" in framing and not request.http_1_0 else None,
+        )
+        self._exchange = exchange
+        self._buffer = rest
+        self.deadline = NEVER
+        if self._paused:
+            exchange.paused = True
+            self.deadline = server.deadlines.now + server.limits.write_stall_s
+        coding = framing.get(b"content-encoding")
+        server.tasks.add(server.loop.create_task(server.run(exchange, coding)))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer a request that no handler sees, and let the client read that before the connection ends."""
+        self._ending = True
+        self._request = None
+        self._buffer = b""
+        self.deadline = self._server.loop.time() + _LINGER_S
+        body = _body(refusal)
+        self._transport.write(
+            b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (refusal.status, len(body), body)
+        )
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+
+def _fail(exchange: Exchange, refusal: Refusal) -> None:
+    if exchange.started:
+        exchange.abort()
+    else:
+        exchange.respond(refusal.status, [(b"content-type", b"application/json")], _body(refusal))
+
+
+def _body(refusal: Refusal) -> bytes:
+    return orjson.dumps(
+        {"error": {"message": refusal.message, "type": "invalid_request_error", "param": None, "code": refusal.code}}
+    )
+
+
+def _too_large(size: int, limit: int) -> Refusal:
+    return Refusal(413, "body_too_large", f"the body has {size} bytes or more, and at most {limit} are read")
+
+
+def _origin_form(method: bytes, url: bytes) -> bytes:
+    """The path and query of a request target. Raises Refusal."""
+    if url.startswith(b"/") or (url == b"*" and method == b"OPTIONS"):
+        return url
+    scheme, found, rest = url.partition(b"://")
+    if found and scheme.lower() in (b"http", b"https"):
+        slash = rest.find(b"/")
+        return rest[slash:] if slash >= 0 else b"/"
+    raise Refusal(400, "bad_request", f"request target {url[:80]!r}: a path is read, such as /v1/chat/completions")
