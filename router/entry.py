@@ -6,13 +6,17 @@ from typing import Any
 
 import orjson
 
+from deepinfer_kvstore.extra_keys import Lora
 from deepinfer_router.api import Api, Kind, api_of
 from deepinfer_router.entry_config import EntryConfig
 from deepinfer_router.errors import Refusal, RouterConfigError
 from deepinfer_router.identity import Identities
 from deepinfer_router.identity_config import IdentityConfig
-from deepinfer_router.request import DROP, Incoming, Request
+from deepinfer_router.request import Incoming, Request
+from deepinfer_router.store_check import StoreCheck
+from deepinfer_router.store_config import StoreConfig
 from deepinfer_router.token_estimate import TokenEstimate
+from deepinfer_router.wishes import Wishes
 from deepinfer_router.work import Work
 
 EXPECTED_OUTPUT = 256
@@ -30,6 +34,7 @@ class Entry:
         self,
         config: EntryConfig | None = None,
         identity: IdentityConfig | None = None,
+        store: StoreConfig | None = None,
         *,
         workers: int = 1,
     ) -> None:
@@ -47,6 +52,8 @@ class Entry:
         self._id_prefix = os.urandom(8).hex().encode() + b"-"
         self._ids = count()
         self._engine_key = _engine_key(identity)
+        self._store = None if store is None else StoreCheck(store)
+        self._wishes = Wishes(identity, store is not None)
 
     def read(self, exchange: Incoming) -> Request:
         """The request of an exchange. The caller calls its `release` when it is over.
@@ -85,8 +92,6 @@ class Entry:
         if adapter := self.config.adapters.get(model):
             work.lora, work.model = model, adapter.model
         self._read_headers(headers, exchange.received_at, fields, work)
-        changes = _own_priority(headers, fields, work) if "priority" in identity.may_set else _no_priority(fields)
-        identity.enter(model, work.prompt_tokens)
         request = Request(
             api,
             work,
@@ -100,11 +105,27 @@ class Entry:
         )
         request.token_ids = token_ids
         request.engine_key = self._engine_key
-        request.changes = changes
+        self._wishes.apply(request, exchange.route, headers)
+        identity.enter(model, work.prompt_tokens)
         return request
 
     async def prepare(self, request: Request) -> None:
-        """What takes longer than `read` may."""
+        """What takes longer than `read` may: asks the store how much of the prompt it has.
+
+        Raises:
+            Refusal: 400, for what can only be seen now.
+        """
+        if self._store is not None and request.api.generates:
+            await self._store.check(request, self._lora(request))
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._store is not None:
+            await self._store.close()
+
+    def _lora(self, request: Request) -> Lora | None:
+        adapter = self.config.adapters.get(request.work.lora)
+        return None if adapter is None else Lora(request.work.lora, adapter.path)
 
     def _read_headers(self, headers: Headers, received_at: float, fields: dict[str, Any], work: Work) -> None:
         if (session := headers.get(b"x-session-id")) is not None:
@@ -196,26 +217,6 @@ def _wrong_type(name: str, wanted: str, value: object) -> Refusal:
 def _said(value: object) -> str:
     text = orjson.dumps(value).decode()
     return text if len(text) <= 40 else text[:40] + "…"
-
-
-def _own_priority(headers: Headers, fields: dict[str, Any], work: Work) -> dict[str, Any]:
-    """Where the client may say how urgent it is: in a header, which vLLM knows too, or in the body."""
-    for name in (b"x-priority", b"x-vllm-priority"):
-        if (text := headers.get(name)) is not None:
-            try:
-                work.priority = int(text)
-            except ValueError as error:
-                raise Refusal(400, "invalid_header", f"{name.decode()} must be a whole number") from error
-            return {}
-    if (value := fields.get("priority")) is not None:
-        if type(value) is not int:
-            raise _wrong_type("priority", "a whole number", value)
-        work.priority = value
-    return {}
-
-
-def _no_priority(fields: dict[str, Any]) -> dict[str, Any]:
-    return {"priority": DROP} if "priority" in fields else {}
 
 
 def _milliseconds(text: bytes, header: bytes) -> float:

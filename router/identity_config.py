@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from deepinfer_router.errors import RouterConfigError
 
 TtlClass = Literal["agent", "chat", "none"]
+CACHE_SALT = r"[^@/\\\x00]{1,128}"
+"""What vLLM takes."""
 Header = Literal["tenant", "ttl_class", "cache_salt", "priority"]
 
 
@@ -29,9 +31,8 @@ class Grant(BaseModel):
     priority: int = Field(default=0, description="Smaller is sooner.")
     cache_salt: str | None = Field(
         default=None,
-        min_length=1,
-        max_length=1024,
-        description="Keeps cached prefixes apart from those of other salts.",
+        pattern=rf"\A{CACHE_SALT}\z",
+        description="Keeps cached prefixes apart from other salts'.",
     )
     models: tuple[str, ...] = Field(default=(), description="Models that may be asked for; empty: all.")
     requests_per_minute: float | None = Field(default=None, gt=0, description="As many at once after a pause.")

@@ -63,6 +63,7 @@ class Request:
 
     __slots__ = (
         "api",
+        "cache_salt",
         "changes",
         "engine_key",
         "fields",
@@ -75,6 +76,7 @@ class Request:
         "stream",
         "ticket",
         "token_ids",
+        "ttl_class",
         "work",
         "_estimate",
         "_released",
@@ -110,6 +112,10 @@ class Request:
         """What the store holds for it."""
         self.changes: dict[str, Any] = {}
         """Fields that engines get otherwise than the client wrote them, DROP: not at all."""
+        self.cache_salt: str | None = None
+        """What keeps its cached prefixes apart: set by the router."""
+        self.ttl_class: str | None = None
+        """How long the store keeps what is computed for it."""
         self.engine_key: bytes | None = None
         """The engines' API key."""
         self.prompt_bytes = prompt_bytes
@@ -124,14 +130,14 @@ class Request:
         """The body for an engine: the client's with the router's changes, and with `changes` on top.
 
         The very bytes that came, if nothing changes. A value DROP takes a field out; `kv_transfer_params` adds to what
-        the router says there. Fields that nobody names stay as the client wrote them.
+        was said there. Fields that nobody names stay as the client wrote them.
         """
         if not changes:
             return patch(self.raw, self.fields, self.changes) if self.changes else self.raw
         merged = {**self.changes, **changes}
-        ours, theirs = self.changes.get("kv_transfer_params"), changes.get("kv_transfer_params")
-        if ours and isinstance(theirs, dict) and isinstance(ours, dict):
-            merged["kv_transfer_params"] = {**ours, **theirs}
+        if isinstance(more := changes.get("kv_transfer_params"), dict):
+            said = self.changes.get("kv_transfer_params") or self.fields.get("kv_transfer_params")
+            merged["kv_transfer_params"] = {**said, **more} if isinstance(said, dict) else more
         return patch(self.raw, self.fields, merged)
 
     def headers_for_engine(self) -> list[Header]:
