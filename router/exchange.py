@@ -13,6 +13,9 @@ class Connection(Protocol):
     def answered(self, reusable: bool) -> None:
         """The answer is complete. Not `reusable`: the connection ends with it."""
 
+    def take_ahead(self) -> bytes:
+        """What has come behind the request, and read on."""
+
 
 class Exchange:
     """Given to the handler when the body is complete. For the event loop's thread.
@@ -35,6 +38,7 @@ class Exchange:
         "ended",
         "paused",
         "on_pause",
+        "raw",
         "transport",
         "_connection",
         "_http_1_0",
@@ -84,6 +88,8 @@ class Exchange:
         """The client takes bytes slower than they are written: wait for `drain`."""
         self.on_pause: Callable[[bool], None] | None = None
         """Told when `paused` changes."""
+        self.raw: Callable[[bytes], None] | None = None
+        """Takes what comes behind the request: the connection is no longer HTTP."""
         self.transport = transport
         self._connection = connection
         self._http_1_0 = http_1_0
@@ -161,6 +167,27 @@ class Exchange:
     def close_after(self) -> None:
         """Let this be the last answer of its connection, if its head is not yet sent."""
         self._keep_alive = False
+
+    def tunnel(self, receive: Callable[[bytes], None]) -> None:
+        """From now on `receive` gets what the client sends, and `write_raw` writes what it reads, from an answer on."""
+        self._keep_alive = False
+        self.raw = receive
+        ahead = self._connection.take_ahead()
+        if ahead:
+            receive(ahead)
+
+    def write_raw(self, data: bytes) -> None:
+        """Bytes as they are."""
+        if not self.closed:
+            self.started = True
+            self.transport.write(data)
+
+    def end_raw(self) -> None:
+        """End the connection, once it has taken what was written."""
+        self.ended = True
+        self._on_close.clear()
+        self.on_pause = None
+        self._connection.answered(False)
 
     async def drain(self) -> None:
         """Wait until the client has taken enough, or has gone."""

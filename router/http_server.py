@@ -152,6 +152,9 @@ class ServerConnection(asyncio.Protocol):
         if self._request is not None:
             self._read_body(self._request, data)
         elif self._exchange is not None:
+            if self._exchange.raw is not None:
+                self._exchange.raw(data)
+                return
             self._buffer += data
             if len(self._buffer) > _AHEAD_BYTES and not self._held:
                 self._held = True
@@ -238,6 +241,14 @@ class ServerConnection(asyncio.Protocol):
             self._transport.resume_reading()
         if self._buffer:
             server.loop.call_soon(self._read_ahead)
+
+    def take_ahead(self) -> bytes:
+        """What has come behind the request, and read on."""
+        ahead, self._buffer = self._buffer, b""
+        if self._held:
+            self._held = False
+            self._transport.resume_reading()
+        return ahead
 
     # the server's
 

@@ -13,6 +13,8 @@ from deepinfer_router.http_config import Limits, Timeouts
 from deepinfer_router.http_server import HttpServer
 from deepinfer_router.relay import Outcome, relay
 
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
 Headers = list[tuple[bytes, bytes]]
 WAIT_S = 30.0
 
@@ -30,7 +32,7 @@ class Seen:
 Script = Callable[["Engine", Seen, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def echo(engine: "Engine", seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def echo(engine: "Engine", seen: Seen, reader: Reader, writer: Writer) -> None:
     body = b"%b %b %b" % (seen.method, seen.path, seen.body)
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % len(body))
     if seen.method != b"HEAD":
@@ -40,7 +42,7 @@ async def echo(engine: "Engine", seen: Seen, reader: asyncio.StreamReader, write
 def says(*pieces: bytes) -> Script:
     """Writes these, each as its own segment as far as TCP lets it."""
 
-    async def script(engine: "Engine", seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def script(engine: "Engine", seen: Seen, reader: Reader, writer: Writer) -> None:
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
@@ -78,7 +80,7 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: Reader, writer: Writer) -> None:
         self.accepted += 1
         self.open.add(writer)
         task = asyncio.current_task()

@@ -4,7 +4,22 @@ import asyncio
 import gzip
 
 import pytest
-from router_http_case import WAIT_S, Engine, Proxy, Seen, ask, case, chunked, echo, read_answer, request, says, until
+from router_http_case import (
+    WAIT_S,
+    Engine,
+    Proxy,
+    Reader,
+    Seen,
+    Writer,
+    ask,
+    case,
+    chunked,
+    echo,
+    read_answer,
+    request,
+    says,
+    until,
+)
 
 EVENTS = [b"data: %d\n\n" % number for number in range(5)]
 DONE = b"data: [DONE]\n\n"
@@ -52,9 +67,7 @@ def test_a_first_event_is_not_held_for_the_second() -> None:
     async def run(proxy: Proxy) -> None:
         gate = asyncio.Event()
 
-        async def script(
-            engine: Engine, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
+        async def script(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
             await chunked(EVENTS[0], end=False)(engine, seen, reader, writer)
             await gate.wait()
             await says(b"3\r\n:\n\n\r\n0\r\n\r\n")(engine, seen, reader, writer)
@@ -157,9 +170,7 @@ def test_interim_answers_of_an_engine_are_skipped() -> None:
 
 def test_an_answer_that_ends_with_the_connection() -> None:
     async def run(proxy: Proxy) -> None:
-        async def script(
-            engine: Engine, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
+        async def script(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
             writer.write(b"HTTP/1.0 200 OK\r\n\r\nall of it")
             writer.close()
 
@@ -187,9 +198,7 @@ def test_the_engine_is_lost_in_a_stream() -> None:
     """An RST or FIN in mid-stream, which other routers pass on as the end of an answer with status 200."""
 
     async def run(proxy: Proxy) -> None:
-        async def script(
-            engine: Engine, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
+        async def script(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
             half = b"data: {"
             await chunked(*EVENTS, half, end=False)(engine, seen, reader, writer)
             await until(lambda: len(b"".join(proxy.data)) == len(b"".join(EVENTS)))
@@ -208,9 +217,7 @@ def test_the_engine_is_lost_in_a_stream() -> None:
 
 def test_an_answer_of_known_length_that_is_cut_short_was_never_begun() -> None:
     async def run(proxy: Proxy) -> None:
-        async def script(
-            engine: Engine, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
+        async def script(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
             await says(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n", b"half")(engine, seen, reader, writer)
             writer.close()
 
@@ -225,9 +232,7 @@ def test_a_connection_that_the_engine_was_closing_is_replaced_once() -> None:
     """aiohttp#9138: a server disconnects a kept connection as the next request is sent."""
 
     async def run(proxy: Proxy) -> None:
-        async def script(
-            engine: Engine, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
+        async def script(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
             if len(engine.requests) == 2:
                 writer.close()
             else:
@@ -243,9 +248,7 @@ def test_a_connection_that_the_engine_was_closing_is_replaced_once() -> None:
 
 def test_a_fresh_connection_that_closes_is_not_tried_again() -> None:
     async def run(proxy: Proxy) -> None:
-        async def script(
-            engine: Engine, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
+        async def script(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
             writer.close()
 
         proxy.engine.script = script
