@@ -74,7 +74,8 @@ class DecodePolicy:
         return (
             capacity is None
             or target.active <= 0
-            or target.kv_tokens - target.shared_tokens + work.kv_tokens <= capacity * self._kv_share
+            or target.kv_tokens - min(target.shared_tokens, target.held_tokens) + work.kv_tokens
+            <= capacity * self._kv_share
         )
 
     def _careful(self, work: Work, targets: Sequence[Target], sampled: bool, now: float, rng: Random) -> Pick | None:

@@ -20,3 +20,18 @@ class FleetConfig(BaseModel):
     pressure_memory_s: float = Field(
         default=30.0, gt=0, description="429 and 503 bound an engine's requests at most this long."
     )
+    probe_s: float = Field(default=5.0, gt=0, description="Time between probes of an engine that is well.")
+    probe_soon_s: float = Field(default=1.0, gt=0, description="Time between probes of one that starts, or had faults.")
+    probe_timeout_s: float = Field(default=5.0, gt=0, description="A probe or poll that takes longer has failed.")
+    probe_path: str = Field(default="/health", pattern="^/", description="What a probe asks for.")
+    standstill_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="An engine with requests whose own counters stand still for so long is stuck, whatever it answers "
+        "to probes. Longer than its longest prefill: counters move when an answer does.",
+    )
+    poll_s: float = Field(
+        default=1.0, gt=0, description="Time between polls of an engine's /metrics. With several routers 0.2 or less."
+    )
+    poll_path: str = Field(default="/metrics", pattern="^/", description="What a poll asks for.")
+    stale_s: float = Field(default=5.0, gt=0, description="A poll says nothing any more after so long.")

@@ -83,7 +83,8 @@ class Health:
         breaker = record.breaker
         too_many = breaker.failed(now)
         state = engine.state
-        if state is EngineState.HALF_OPEN or (too_many and state in GETS_WORK):
+        tried = state is EngineState.HALF_OPEN or (state is EngineState.OPEN and now >= breaker.retry_at)
+        if tried or (too_many and state in GETS_WORK):
             breaker.open(now)
             if self._is_last(engine):
                 self._keep_one(engine, record, now)

@@ -57,7 +57,6 @@ class Lease:
         self.held_tokens = held
         target = self.target
         target.held_tokens += count
-        target.generated += count
         more = held - self.kv_tokens
         if more > 0:
             self.kv_tokens = held

@@ -13,6 +13,7 @@ class Load(NamedTuple):
     active: int = 0
     kv_tokens: int = 0
     pending_seconds: float = 0.0
+    held_tokens: int = 0
 
 
 NOTHING = Load()
@@ -64,11 +65,9 @@ class Target:
     window: float | None = None
     """Requests that it may have, while it is under pressure or tried again; None: no bound. The fleet heeds it."""
     held_tokens: int = 0
-    """KV tokens that this process has there now, not only promised: prompts once computed, and what was generated."""
+    """Of `kv_tokens` what is there now, not only promised: prompts once computed, and what was generated."""
     shared_tokens: int = 0
     """How many of those the engine holds once for several requests, by its last poll: room that sums do not see."""
-    generated: int = 0
-    """Tokens that it has sent to this process, ever: what stands still while `held_tokens` is not 0 has stalled."""
     peers: Load = NOTHING
     """Part of the load above that the other workers of this host sent."""
     strangers: Load = NOTHING
@@ -82,6 +81,7 @@ class Target:
             self.active - peers.active - strangers.active,
             self.kv_tokens - peers.kv_tokens - strangers.kv_tokens,
             self.pending_seconds - peers.pending_seconds - strangers.pending_seconds,
+            self.held_tokens - peers.held_tokens - strangers.held_tokens,
         )
 
     def see_peers(self, load: Load) -> None:
@@ -98,3 +98,4 @@ class Target:
         self.active += new.active - old.active
         self.kv_tokens += new.kv_tokens - old.kv_tokens
         self.pending_seconds += new.pending_seconds - old.pending_seconds
+        self.held_tokens += new.held_tokens - old.held_tokens

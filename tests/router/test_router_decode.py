@@ -57,7 +57,7 @@ def test_capacity_is_respected() -> None:
     assert chosen(policy.pick(fits, [least, more], 1.0, rng)) is least
     assert chosen(policy.pick(Work(prompt_tokens=301, expected_output=100), [least, more], 1.0, rng)) is more
     assert policy.pick(too_large, [least, more], 1.0, rng) is None
-    least.shared_tokens = 101
+    least.shared_tokens, least.held_tokens = 101, 500
     assert chosen(policy.pick(too_large, [least, more], 1.0, rng)) is least
     more.capacity_tokens = None
     least.shared_tokens = 0

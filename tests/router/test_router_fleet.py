@@ -121,7 +121,7 @@ def test_loads_of_others_add_up() -> None:
         target.see_peers(Load(3, 30, 2.0))
         target.see_peers(Load(4, 40, 2.5))
         assert (target.active, target.kv_tokens, target.pending_seconds) == (7, 255, 3.5)
-        assert target.own == (1, 15, 1.0)
+        assert target.own == (1, 15, 1.0, 0)
     assert (target.active, target.kv_tokens, target.pending_seconds) == (6, 240, 2.5)
 
 

@@ -27,28 +27,28 @@ def one() -> tuple[Fleet, Target]:
 
 
 def load(target: Target) -> Load:
-    return Load(target.active, target.kv_tokens, target.pending_seconds)
+    return Load(target.active, target.kv_tokens, target.pending_seconds, target.held_tokens)
 
 
 def test_decode_reserves_converts_and_grows() -> None:
     fleet, target = one()
     lease = fleet.book(target, Work(prompt_tokens=100, expected_output=10), Role.DECODE, seconds=0.5)
-    assert load(target) == (1, 110, 0.5)
+    assert load(target) == (1, 110, 0.5, 0)
     lease.first_token(1.0)
-    assert load(target) == (1, 110, 0.0)
+    assert load(target) == (1, 110, 0.0, 100)
     lease.tokens(10)
-    assert (load(target), target.held_tokens) == ((1, 110, 0.0), 110)
+    assert load(target) == (1, 110, 0.0, 110)
     lease.tokens(3)
-    assert (load(target), target.held_tokens) == ((1, 113, 0.0), 113)
+    assert load(target) == (1, 113, 0.0, 113)
     lease.release("done")
-    assert (load(target), target.held_tokens) == (NOTHING, 0)
+    assert load(target) == NOTHING
 
 
 @pytest.mark.parametrize(("stage", "kv_tokens"), [(Role.PREFILL, 100), (Role.DECODE, 110), (Role.ENCODE, 0)])
 def test_what_a_stage_takes(stage: Role, kv_tokens: int) -> None:
     fleet, target = one()
     with fleet.book(target, Work(prompt_tokens=100, expected_output=10), stage, seconds=0.25):
-        assert load(target) == (1, kv_tokens, 0.25)
+        assert load(target) == (1, kv_tokens, 0.25, 0)
     assert load(target) == NOTHING
 
 
@@ -60,7 +60,7 @@ def test_released_once() -> None:
         lease.release(outcome)
     lease.first_token(0)
     lease.tokens(7)
-    assert (lease.outcome, load(target), target.held_tokens, target.generated) == ("failed", NOTHING, 0, 0)
+    assert (lease.outcome, load(target)) == ("failed", NOTHING)
 
 
 def test_cancellation_gives_back() -> None:
@@ -112,7 +112,7 @@ def test_an_old_lease_leaves_new_counts_alone() -> None:
     assert new is not old and new.engine.generation > old.engine.generation
     fresh = fleet.book(new, Work(prompt_tokens=7, expected_output=0), Role.DECODE)
     lease.release("failed")
-    assert load(new) == (1, 7, 0.0)
+    assert load(new) == (1, 7, 0.0, 0)
     fresh.release()
 
 
@@ -162,7 +162,7 @@ class Counts(RuleBasedStateMachine):
     @rule(data=st.data(), active=st.integers(0, 99), kv=st.integers(0, 10**7), peers=st.booleans())
     def poll(self, data: st.DataObject, active: int, kv: int, peers: bool) -> None:
         target = data.draw(st.sampled_from(self.seen))
-        (target.see_peers if peers else target.see_strangers)(Load(active, kv, active / 2))
+        (target.see_peers if peers else target.see_strangers)(Load(active, kv, active / 2, kv // 2))
         self.fleet.loads_changed()
 
     @rule(
@@ -210,8 +210,8 @@ class Counts(RuleBasedStateMachine):
             mine = [counts for lease, counts in self.out.items() if lease.target is target]
             kv_tokens = sum(prompt + max(expected, made) for prompt, expected, made, _ in mine)
             pending = Fraction(sum(units for *_, units in mine), 2**20)
-            assert target.own == (len(mine), kv_tokens, pending)
-            assert target.held_tokens == sum(prompt + made for prompt, _, made, _ in mine if made >= 0)
+            held_tokens = sum(prompt + made for prompt, _, made, _ in mine if made >= 0)
+            assert target.own == (len(mine), kv_tokens, pending, held_tokens)
             assert min(load(target)) >= 0
 
     @invariant()
@@ -226,7 +226,7 @@ class Counts(RuleBasedStateMachine):
         for lease in list(self.out):
             lease.release("failed")
         for target in self.seen:
-            assert (target.own, target.held_tokens) == (NOTHING, 0)
+            assert target.own == NOTHING
             target.see_peers(NOTHING)
             target.see_strangers(NOTHING)
             assert load(target) == NOTHING
