@@ -82,15 +82,15 @@ class Polls:
 
     def _see(self, target: Target, before: Load, reading: Reading) -> None:
         now = self._clock()
-        seen = self._seen.setdefault(target, _Seen(now))
-        seen.polled_at = now
         if target.capacity_tokens is None and reading.capacity_tokens is not None:
             target.capacity_tokens = reading.capacity_tokens
         reading.capacity_tokens = target.capacity_tokens
         strangers = self._strangers(target, before, reading)
+        seen = self._seen.setdefault(target, _Seen(now, strangers))
+        seen.polled_at = now
         # Alone, strangers are few and a request that has just ended looks like one: they count when seen twice.
         seen.strangers, last = strangers, seen.strangers
-        target.see_strangers(strangers if self._replicas > 1 else Load(*map(min, strangers, last)))
+        target.see_strangers(strangers if self._replicas > 1 else _least(strangers, last))
         self._check_progress(target, seen, reading)
         self._tell(seen.reading, reading)
         seen.reading = reading
@@ -147,3 +147,12 @@ class Polls:
 
     def _pause_s(self, engine: Engine) -> float:
         return inf if engine.state in _SILENT else self._config.poll_s
+
+
+def _least(first: Load, second: Load) -> Load:
+    return Load(
+        min(first.active, second.active),
+        min(first.kv_tokens, second.kv_tokens),
+        0.0,
+        min(first.held_tokens, second.held_tokens),
+    )
