@@ -25,6 +25,20 @@ class ConfigSource:
     over: dict[str, Any] = field(default_factory=dict)
     """Settings by dotted name, as `process.workers`; a list replaces the file's."""
 
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "ConfigSource":
+        """The source that `plain` made."""
+        return cls(Path(plain["path"]) if plain["path"] else None, plain["over"])
+
+    def plain(self) -> dict[str, Any]:
+        """Of plain types, for another process."""
+        return {"path": str(self.path) if self.path else "", "over": self.over}
+
+    @property
+    def where(self) -> str:
+        """For errors."""
+        return str(self.path or "command line")
+
     def read(self, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         """All that is set, unchecked: plain types, with `${NAME}` and `${NAME:-default}` replaced.
 
@@ -45,14 +59,6 @@ class ConfigSource:
                     raise RouterConfigError(f"{self.path}: {section}: must be a section, not {place!r:.80}")
             place[last] = value
         return settings
-
-    def load(self) -> RouterConfig:
-        """The configuration, checked.
-
-        Raises:
-            RouterConfigError: as `read`, or a setting that cannot work.
-        """
-        return checked(self.read(), str(self.path or "command line"))
 
 
 def checked(settings: dict[str, Any], where: str) -> RouterConfig:

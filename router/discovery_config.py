@@ -20,6 +20,7 @@ class _Found(BaseModel):
     )
     models: tuple[str, ...] = Field(default=(), description="Names of models that they serve. Empty: any.")
     ranks: int = Field(default=1, ge=1, le=1024, description="Data-parallel ranks of each.")
+    engine_class: str = Field(default="", description="Their class: engines of one cost the same.")
     scheme: str = Field(default="http", pattern="^https?$", description="http or https.")
 
 

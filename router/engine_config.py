@@ -1,6 +1,7 @@
 """One engine as a configuration names it."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,3 +62,22 @@ class EngineConfig(BaseModel):
     def name(self) -> str:
         """`id`, or what stands for it."""
         return self.id or self.url.partition("://")[2]
+
+    def plain(self) -> dict[str, Any]:
+        """What a worker is told of it: an EngineSpec of plain types."""
+        return {
+            "url": self.url,
+            "id": self.name,
+            "roles": [str(role) for role in self.roles],
+            "models": list(self.models),
+            "ranks": self.ranks,
+            "capacity_tokens": self.capacity_tokens,
+            "engine_class": self.engine_class,
+        }
+
+
+def names_differ(engines: Sequence[EngineConfig]) -> None:
+    """Raises ValueError: two have the same name."""
+    names = [engine.name for engine in engines]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"engines: {twice!r} is named twice: give each its own address, or an id")

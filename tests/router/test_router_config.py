@@ -9,6 +9,7 @@ from deepinfer_router.config import RouterConfig
 from deepinfer_router.config_source import MAX_FILE_BYTES, ConfigSource, checked
 from deepinfer_router.errors import RouterConfigError
 from deepinfer_router.roles import Role
+from deepinfer_router.startup import prepare
 
 ENGINE = "http://10.0.0.1:8000"
 
@@ -23,14 +24,14 @@ def refusal(tmp_path: Path, text: str) -> str:
     """The line that a file with `text` is refused with, without its name."""
     path = written(tmp_path, text)
     with pytest.raises(RouterConfigError) as refused:
-        ConfigSource(path).load()
+        prepare(ConfigSource(path))[0]
     line = str(refused.value)
     assert "\n" not in line and line.startswith(f"{path}: ")
     return line.removeprefix(f"{path}: ")
 
 
 def test_engines_are_all_that_it_needs() -> None:
-    config = ConfigSource(over={"engines": [ENGINE, "10.0.0.2:8000"]}).load()
+    config = prepare(ConfigSource(over={"engines": [ENGINE, "10.0.0.2:8000"]}))[0]
     assert [engine.url for engine in config.engines] == [ENGINE, "http://10.0.0.2:8000"]
     assert [engine.name for engine in config.engines] == ["10.0.0.1:8000", "10.0.0.2:8000"]
     assert config.engines[0].roles == (Role.PREFILL, Role.DECODE)
@@ -48,7 +49,7 @@ engines:
 process: {{workers: 3}}
 """,
     )
-    config = ConfigSource(path).load()
+    config = prepare(ConfigSource(path))[0]
     assert (config.listen, config.process.workers) == ("0.0.0.0:80", 3)
     second = config.engines[1]
     assert (second.url, second.name, second.roles) == ("https://e:1", "second", (Role.DECODE,))
@@ -58,7 +59,7 @@ process: {{workers: 3}}
 def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, f"engines: [{ENGINE}]\nprocess: {{workers: 3, drain_s: 1}}")
     over = {"engines": ["e:1"], "process.workers": 2, "admin.listen": ""}
-    config = ConfigSource(path, over).load()
+    config = prepare(ConfigSource(path, over))[0]
     assert [engine.url for engine in config.engines] == ["http://e:1"]
     assert (config.process.workers, config.process.drain_s, config.admin.listen) == (2, 1, "")
 
@@ -111,8 +112,7 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         ("- a", "must have sections, as `engines:`, not ['a']"),
         (
             "engines: [a:1]\nadmin: 3",
-            "admin: 3: should be a valid dictionary or instance of AdminConfig "
-            "(The second port, for people and monitors)",
+            "admin: 3: should be a valid dictionary or instance of AdminConfig (The port of metrics and status)",
         ),
     ],
 )
@@ -152,16 +152,16 @@ def test_not_yaml(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RouterConfigError, match="nowhere.yaml: No such file or directory$"):
-        ConfigSource(tmp_path / "nowhere.yaml").load()
+        ConfigSource(tmp_path / "nowhere.yaml").read()
     with pytest.raises(RouterConfigError, match="Is a directory$"):
-        ConfigSource(tmp_path).load()
+        ConfigSource(tmp_path).read()
 
 
 def test_a_file_that_is_no_configuration(tmp_path: Path) -> None:
     assert refusal(tmp_path, "#" * (MAX_FILE_BYTES + 1)).startswith("larger than 4,194,304 bytes")
     (tmp_path / "router.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RouterConfigError, match="not YAML"):
-        ConfigSource(tmp_path / "router.yaml").load()
+        ConfigSource(tmp_path / "router.yaml").read()
 
 
 def test_variables_are_replaced(tmp_path: Path) -> None:
@@ -193,4 +193,4 @@ def test_engines_may_be_found_instead(discovery: dict[str, Any]) -> None:
 
 def test_dates_stay_strings(tmp_path: Path) -> None:
     path = written(tmp_path, "engines: [{url: 'a:1', id: 2026-01-01}]")
-    assert ConfigSource(path).load().engines[0].id == "2026-01-01"
+    assert prepare(ConfigSource(path))[0].engines[0].id == "2026-01-01"

@@ -1,0 +1,28 @@
+"""What the supervisor's process is started with."""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Boot:
+    """Plain types, so that another process can be given it, one without pydantic."""
+
+    settings: dict[str, Any]
+    """The configuration as it was read, unchecked."""
+    source: dict[str, Any]
+    """Where it was read: a ConfigSource of plain types."""
+    listen: tuple[str, int]
+    engines: list[dict[str, Any]]
+    """Those that the configuration lists."""
+    workers: int = 1
+    drain_s: float = 30.0
+    unready_s: float = 0.0
+    hung_s: float = 60.0
+    admin: tuple[str, int] | None = None
+    admin_token: str | None = None
+    discovery: dict[str, Any] = field(default_factory=dict)
+    """A DiscoveryConfig of plain types."""
+    worker_command: list[str] = field(default_factory=lambda: [sys.executable, "-P", "-m", "deepinfer_router.run"])
+    """Of a worker's process; the number of its channel's descriptor follows."""

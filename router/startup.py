@@ -1,0 +1,55 @@
+"""From what the operator gave to what the supervisor is started with, and what is said of it before."""
+
+from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.host_port import host_port
+from deepinfer_router.boot import Boot
+from deepinfer_router.config import RouterConfig
+from deepinfer_router.config_source import ConfigSource, checked
+from deepinfer_router.errors import RouterConfigError
+from deepinfer_router.roles import Role
+
+
+def prepare(source: ConfigSource) -> tuple[RouterConfig, Boot]:
+    """The configuration, and what to start with it.
+
+    Raises:
+        RouterConfigError: it cannot work, or a file that it names cannot be used.
+    """
+    settings = source.read()
+    config = checked(settings, source.where)
+    token = config.admin.token
+    try:
+        listen = host_port("listen", config.listen)
+        admin = host_port("admin.listen", config.admin.listen) if config.admin.listen else None
+    except StoreConfigError as error:
+        raise RouterConfigError(f"{source.where}: {error}") from None
+    for key in config.identity.keys:
+        key.digest()
+    if config.http.tls:
+        config.http.tls.context()
+    return config, Boot(
+        settings=settings,
+        source=source.plain(),
+        listen=listen,
+        engines=config.plain_engines(),
+        workers=config.process.workers,
+        drain_s=config.process.drain_s,
+        unready_s=config.process.unready_s,
+        hung_s=config.process.hung_s,
+        admin=admin,
+        admin_token=token.get_secret_value() if token else None,
+        discovery=config.discovery.model_dump(mode="json"),
+    )
+
+
+def summary(config: RouterConfig) -> str:
+    """One line on what will run: nobody should learn from a request which mode a router is in."""
+    counts = {role: sum(role in engine.roles for engine in config.engines) for role in Role}
+    engines = ", ".join(f"{count} {role}" for role, count in counts.items() if count) or "none listed"
+    split = any(Role.PREFILL not in engine.roles or Role.DECODE not in engine.roles for engine in config.engines)
+    sources = [name for name, found in config.discovery if found]
+    return (
+        f"{len(config.engines)} engines ({engines}){', discovery by ' + ', '.join(sources) if sources else ''}; "
+        f"{'prefill and decode apart' if split else 'each request on one engine'}; "
+        f"{len(config.identity.keys) or 'no'} API keys; encoding by {config.entry.encoding}"
+    )

@@ -1,0 +1,168 @@
+"""A worker: one event loop that serves the port, and does what the supervisor tells it."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from deepinfer_router.channel import Frames, Message, pack
+from deepinfer_router.config import RouterConfig
+from deepinfer_router.config_source import ConfigSource, checked
+from deepinfer_router.engine_sets import EngineSets
+from deepinfer_router.errors import RouterConfigError
+from deepinfer_router.exchange import Exchange
+from deepinfer_router.fleet import Fleet
+from deepinfer_router.fleet_view import engines_of
+from deepinfer_router.http_server import HttpServer
+from deepinfer_router.metrics import REGISTRY
+from deepinfer_router.startup import prepare
+
+_log = logging.getLogger(__name__)
+
+
+class Application(Protocol):
+    """What a worker needs of `app.App`."""
+
+    @property
+    def fleet(self) -> Fleet: ...
+    async def start(self) -> None: ...
+    async def handle(self, exchange: Exchange) -> None: ...
+    async def close(self) -> None: ...
+    def why_not_ready(self) -> str: ...
+    def status(self) -> dict[str, Any]: ...
+    def reload(self, config: RouterConfig) -> None: ...
+
+
+class Worker:
+    """Serves until it is told to stop, gets SIGTERM, or the supervisor is gone."""
+
+    def __init__(self, boot: Message, channel: socket.socket, make: Callable[[RouterConfig], Application]) -> None:
+        """`boot`: the supervisor's `start`. `make` builds the application, in the running loop."""
+        self._boot = boot
+        self._channel = channel
+        self._make = make
+        self._early: list[Message] | None = []  # what is told before there is an application
+
+    async def run(self) -> None:
+        """Until the last request is answered or cut."""
+        loop = asyncio.get_running_loop()
+        self._ending = asyncio.Event()
+        self._grace_s = 0.0
+        transport, link = await loop.create_connection(lambda: _Link(self), sock=self._channel)
+        self._link = link
+        try:
+            await self._serve(loop)
+        except RouterConfigError as error:
+            link.send({"op": "failed", "line": str(error)})
+        except OSError as error:
+            host, port = self._boot["listen"]
+            link.send({"op": "failed", "line": f"{host}:{port}: {error.strerror or error}"})
+        finally:
+            transport.close()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._config = config = checked(self._boot["settings"], "settings")
+        self._grace_s = config.process.drain_s
+        self._app = app = self._make(config)
+        self._sets = EngineSets(app.fleet)
+        for source, engines in self._boot["engines"].items():
+            self._sets.set(source, engines)
+        for engine in self._boot["drained"]:
+            self._sets.drain(engine, True)
+        for message in self._early or ():
+            self._obey(message)
+        self._early = None
+        await app.start()
+        try:
+            tls = config.http.tls.context() if config.http.tls else None
+            self._server = server = HttpServer(app.handle, config.http.limits, tls)
+            host, port = self._boot["listen"]
+            await server.listen(host, port, reuse_port=True)
+            loop.add_signal_handler(signal.SIGTERM, self._ending.set)
+            loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor's: a terminal sends it to both
+            self._link.send({"op": "ready", "why": ""})
+            await self._ending.wait()
+            await server.drain(self._grace_s)
+        finally:
+            await app.close()
+
+    def told(self, message: Message) -> None:
+        """One message of the supervisor."""
+        if message["op"] == "stop":
+            self._grace_s = message["grace_s"]
+            self._ending.set()
+        elif self._early is not None:
+            self._early.append(message)
+        else:
+            self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        operation = message["op"]
+        if operation == "report":
+            self._sets.sweep()
+            self._link.send(self._report())
+        elif operation == "engines":
+            self._sets.set(message["source"], message["engines"])
+        elif operation == "drain":
+            self._sets.drain(message["engine"], message["on"])
+        elif operation == "load":
+            self._link.send(self._load(message["source"]))
+        elif operation == "apply":
+            self._config = checked(message["settings"], "settings")
+            self._app.reload(self._config)
+
+    def alone(self) -> None:
+        """The supervisor has gone: finish, so that its successor has the port to itself."""
+        self._ending.set()
+
+    def _report(self) -> Message:
+        return {
+            "op": "report",
+            "why_not_ready": self._app.why_not_ready(),
+            "connections": len(self._server.connections),
+            "requests": len(self._server.tasks),
+            "engines": engines_of(self._app.fleet),
+            "status": self._app.status(),
+            "metrics": REGISTRY.snapshot(),
+        }
+
+    def _load(self, source: Message) -> Message:
+        try:
+            config, boot = prepare(ConfigSource.of(source))
+        except RouterConfigError as error:
+            return {"op": "loaded", "line": str(error)}
+        return {
+            "op": "loaded",
+            "settings": boot.settings,
+            "engines": boot.engines,
+            "needs_restart": self._config.fixed_differences(config),
+        }
+
+
+class _Link(asyncio.Protocol):
+    """The worker's end of the channel."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._frames = Frames()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def send(self, message: Message) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(pack(message))
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            try:
+                self._worker.told(message)
+            except Exception as error:
+                _log.exception("told by the supervisor: %s", message["op"])
+                self.send({"op": "refused", "line": f"{message['op']} failed in a worker: {error!r}"})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._worker.alone()
