@@ -8,9 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deepinfer_router.decode_config import DecodeConfig
+from deepinfer_router.disaggregation_config import DisaggregationConfig
 from deepinfer_router.discovery_config import DiscoveryConfig
 from deepinfer_router.engine_config import EngineConfig, names_differ
 from deepinfer_router.entry_config import EntryConfig
+from deepinfer_router.failure_config import FailureConfig
 from deepinfer_router.fleet_config import FleetConfig
 from deepinfer_router.http_config import HttpConfig
 from deepinfer_router.identity_config import IdentityConfig
@@ -47,6 +49,10 @@ class RouterConfig(BaseModel):
     store: StoreConfig | None = Field(default=None, description="Whom to ask for cached prefixes. Default: nobody.")
     prefill: PrefillConfig = Field(default=PrefillConfig.model_validate({}), description="Which engine prefills.")
     decode: DecodeConfig = Field(default=DecodeConfig.model_validate({}), description="Which engine decodes.")
+    disaggregation: DisaggregationConfig = Field(
+        default=DisaggregationConfig.model_validate({}), description="How requests are split between engines."
+    )
+    failure: FailureConfig = Field(default=FailureConfig.model_validate({}), description="When an engine fails.")
     tracing: TracingConfig = Field(default=TracingConfig.model_validate({}), description="Spans.")
     access_log: AccessLogConfig = Field(default=AccessLogConfig.model_validate({}), description="A line a request.")
 

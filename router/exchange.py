@@ -164,6 +164,16 @@ class Exchange:
         """End the connection at once, so that the client sees an answer that is not complete."""
         self.transport.abort()
 
+    def cut(self) -> None:
+        """End the connection once what was written is sent, without the body's end: the client sees that it is not
+        whole."""
+        if self.closed or self.ended:
+            return
+        self.ended = True
+        self._on_close.clear()
+        self.on_pause = None
+        self.transport.close()
+
     def close_after(self) -> None:
         """Let this be the last answer of its connection, if its head is not yet sent."""
         self._keep_alive = False

@@ -1,0 +1,105 @@
+"""The router as one object: every part made from its section of the configuration, and handed to those that use it."""
+
+import asyncio
+from random import Random
+
+from deepinfer_router.bootstrap import Bootstrap
+from deepinfer_router.config import RouterConfig
+from deepinfer_router.decode import DecodePolicy
+from deepinfer_router.delivery import Delivery
+from deepinfer_router.disaggregated import Disaggregated
+from deepinfer_router.encode import Encoding
+from deepinfer_router.encoder import EncoderPolicy
+from deepinfer_router.engine_costs import EngineCosts
+from deepinfer_router.engine_spec import EngineSpec
+from deepinfer_router.entry import Entry
+from deepinfer_router.failover import Failover
+from deepinfer_router.fleet import Fleet
+from deepinfer_router.flow import Flow
+from deepinfer_router.handover import Handover, TwoStep
+from deepinfer_router.handover_mooncake import Mooncake
+from deepinfer_router.media import Encoded
+from deepinfer_router.placement import Placer
+from deepinfer_router.prefill import PrefillPolicy
+from deepinfer_router.resuming import Resuming
+from deepinfer_router.retry_budget import RetryBudget
+from deepinfer_router.upstreams import Upstreams
+
+
+class App:
+    """Answers exchanges. Made and used on one event loop; a worker process has one."""
+
+    def __init__(self, config: RouterConfig, *, seed: int | None = None) -> None:
+        """`seed`: of what is drawn at random. Raises RouterConfigError: a setting that cannot work."""
+        self.config = config
+        loop = asyncio.get_running_loop()
+        clock, rng = loop.time, Random(seed)
+        self.fleet = Fleet(config.fleet, clock=clock)
+        self.entry = Entry(config.entry, config.identity, config.store, workers=config.process.workers)
+        self.prefill = PrefillPolicy(config.prefill, EngineCosts.from_config(config.prefill))
+        self.decode = DecodePolicy(config.decode, config.fleet.slow_start_s)
+        self.upstreams = Upstreams(self.fleet, config.http.timeouts, config.http.engine_tls)
+        self.budget = RetryBudget()
+        disaggregation, failure = config.disaggregation, config.failure
+        placer = Placer(
+            self.fleet, self.prefill, self.decode, local_tokens=disaggregation.local_tokens, clock=clock, rng=rng
+        )
+        delivery = Delivery(self.fleet, self.upstreams, failure, clock)
+        resuming = Resuming(placer, self.upstreams, delivery, failure, clock)
+        failover = Failover(self.fleet, placer, self.budget, delivery, resuming, clock)
+        bootstrap = None
+        handover: Handover
+        if disaggregation.connector == "mooncake":
+            port = disaggregation.mooncake_bootstrap_port
+            handover = mooncake = Mooncake(port)
+            bootstrap = Bootstrap(mooncake, port, config.http.timeouts)
+        else:
+            handover = TwoStep(reusable=disaggregation.connector == "store")
+        self.disaggregated = Disaggregated(
+            handover, self.fleet, placer, self.upstreams, delivery, failover, bootstrap, clock
+        )
+        encoding = Encoding(
+            self.fleet,
+            EncoderPolicy(config.fleet.slow_start_s),
+            self.upstreams,
+            Encoded(disaggregation.encode_reuse, disaggregation.encode_reuse_s),
+            failure.first_token_s,
+            clock,
+            rng,
+        )
+        self._flow = Flow(
+            self.entry,
+            self.fleet,
+            placer,
+            delivery,
+            self.disaggregated,
+            encoding,
+            failover,
+            resuming,
+            self.budget,
+            failure,
+            clock,
+        )
+        self.handle = self._flow.handle
+        """Answers one exchange: what an `HttpServer` is given."""
+
+    async def start(self) -> None:
+        """Know the engines of the configuration."""
+        for engine in self.config.engines:
+            self.fleet.add(
+                EngineSpec(
+                    engine.url,
+                    engine.name,
+                    frozenset(engine.roles),
+                    engine.models,
+                    engine.ranks,
+                    engine.capacity_tokens,
+                    engine.engine_class,
+                )
+            )
+
+    async def close(self) -> None:
+        """After the server's drain: nothing is under way. Idempotent."""
+        await self.disaggregated.close()
+        await self.entry.close()
+        await self.upstreams.close()

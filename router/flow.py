@@ -1,0 +1,123 @@
+"""From a client's request to its answer."""
+
+import asyncio
+from collections.abc import Callable
+
+from deepinfer_router import error_body
+from deepinfer_router.api import Api, api_of
+from deepinfer_router.delivery import Delivery
+from deepinfer_router.disaggregated import Disaggregated
+from deepinfer_router.encode import Encoding
+from deepinfer_router.entry import Entry
+from deepinfer_router.errors import Refusal
+from deepinfer_router.exchange import Exchange
+from deepinfer_router.failover import Failover
+from deepinfer_router.failure_config import FailureConfig
+from deepinfer_router.fleet import Fleet
+from deepinfer_router.hop import HopFailed
+from deepinfer_router.journey import Journey
+from deepinfer_router.placement import Placed, Placer
+from deepinfer_router.resume import hop_changes
+from deepinfer_router.resuming import Resuming
+from deepinfer_router.retry_budget import RetryBudget
+from deepinfer_router.usage import find_usage
+
+
+class Flow:
+    """The order in which a request meets entry, admission, policies, engines and, where they fail, others."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        fleet: Fleet,
+        placer: Placer,
+        delivery: Delivery,
+        disaggregated: Disaggregated,
+        encoding: Encoding,
+        failover: Failover,
+        resuming: Resuming,
+        budget: RetryBudget,
+        config: FailureConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._entry = entry
+        self._fleet = fleet
+        self._placer = placer
+        self._delivery = delivery
+        self._disaggregated = disaggregated
+        self._encoding = encoding
+        self._failover = failover
+        self._resuming = resuming
+        self._budget = budget
+        self._config = config
+        self._clock = clock
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Answer it. As soon as the client has gone everything done for it is cancelled."""
+        task = asyncio.current_task()
+        assert task is not None
+        exchange.on_close(task.cancel)
+        request = None
+        try:
+            request = self._entry.read(exchange)
+            await self._entry.prepare(request)
+            deadline = request.work.deadline
+            if deadline is None:
+                deadline = exchange.received_at + self._config.request_timeout_s
+            journey = Journey(exchange, request, deadline, self._clock)
+            await self._serve(journey)
+        except Refusal as refusal:
+            self._refuse(exchange, request.api if request else api_of(exchange.method, exchange.route), refusal)
+        finally:
+            if request is not None:
+                request.release()
+
+    async def _serve(self, journey: Journey) -> None:
+        request, now = journey.request, self._clock()
+        self._budget.request(now)
+        placed: Placed | None = await self._begin(journey)
+        try:
+            while placed is not None:
+                try:
+                    if placed.prefill is None:
+                        await self._delivery.deliver(journey, placed.decode, None, placed.pick.predicted_seconds)
+                    else:
+                        await self._disaggregated.run(journey, placed)
+                    break
+                except HopFailed as failure:
+                    placed.release(failure.kind)
+                    placed = await self._failover.next(journey, failure)
+        finally:
+            if placed is not None:
+                placed.release("cancelled")
+        usage = find_usage(journey.usage_in) if journey.usage_in else None
+        if usage is not None:
+            request.used(usage.prompt_tokens, usage.completion_tokens)
+        elif journey.events:
+            request.used(request.prompt_charged, journey.events)
+
+    async def _begin(self, journey: Journey) -> Placed:
+        """Its first place. Raises Refusal."""
+        request = journey.request
+        work, api = request.work, request.api
+        if not api.generates:
+            return self._or_refuse(self._placer.any(work), work.model)
+        if work.images and self._encoding.wanted(work):
+            await self._encoding.run(journey)
+        journey.splits = self._disaggregated.handover.splits(api, request.fields)
+        if self._resuming.wanted(request):
+            journey.transcript = self._resuming.transcript(request)
+            journey.changes = {**journey.changes, **hop_changes(api.kind)}
+        self._placer.arrive(work)
+        return self._or_refuse(self._placer.place(work, journey.splits), work.model)
+
+    def _or_refuse(self, placed: Placed | None, model: str) -> Placed:
+        if placed is not None:
+            return placed
+        if model and not self._fleet.serves(model):
+            raise Refusal(404, "model_not_found", f"no engine serves the model {model!r}", param="model")
+        raise Refusal(503, "no_engine", "no engine has room for this request now; try again", retry_after_s=1)
+
+    def _refuse(self, exchange: Exchange, api: Api, refusal: Refusal) -> None:
+        if not exchange.closed:
+            exchange.respond(*error_body.render(refusal, api))
