@@ -2,6 +2,7 @@
 
 import asyncio
 from random import Random
+from typing import Any
 
 from deepinfer_router.bootstrap import Bootstrap
 from deepinfer_router.config import RouterConfig
@@ -23,6 +24,7 @@ from deepinfer_router.placement import Placer
 from deepinfer_router.prefill import PrefillPolicy
 from deepinfer_router.resuming import Resuming
 from deepinfer_router.retry_budget import RetryBudget
+from deepinfer_router.roles import Role
 from deepinfer_router.upstreams import Upstreams
 
 
@@ -97,6 +99,21 @@ class App:
                     engine.engine_class,
                 )
             )
+
+    def why_not_ready(self) -> str:
+        """Why no request could be served now, in one line; empty: it could."""
+        for role in (Role.PREFILL, Role.DECODE):
+            if not self.fleet.targets(role):
+                return f"no engine is open for {role}"
+        return ""
+
+    def status(self) -> dict[str, Any]:
+        """What the status page shows beside engines and metrics."""
+        return {"connections": self.upstreams.connections}
+
+    def reload(self, config: RouterConfig) -> None:
+        """Take over the sections that may change."""
+        self.config = config
 
     async def close(self) -> None:
         """After the server's drain: nothing is under way. Idempotent."""
