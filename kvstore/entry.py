@@ -4,7 +4,8 @@ import struct
 import time
 from typing import NamedTuple
 
-_PACKED = struct.Struct("<IIIIQ8sIQQBI")
+_PLACE = struct.Struct("<IIIIQ")
+_PACKED = struct.Struct(_PLACE.format + "8sIQQBI")
 
 
 def wall_ms() -> int:
@@ -59,6 +60,12 @@ class Entry(NamedTuple):
         writer, slab, slot, length, generation, *rest = _PACKED.unpack(packed)
         location = tuple.__new__(Location, (writer, slab, slot, generation))
         return tuple.__new__(cls, (location, length, *rest))
+
+    @staticmethod
+    def place(packed: bytes | memoryview) -> tuple[Location, int]:
+        """Location and length alone of the entry that `pack` wrote: all that a load needs."""
+        writer, slab, slot, length, generation = _PLACE.unpack_from(packed)
+        return tuple.__new__(Location, (writer, slab, slot, generation)), length
 
 
 PACKED_BYTES = _PACKED.size

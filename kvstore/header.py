@@ -20,7 +20,8 @@ from deepinfer_kvstore.keys import Key
 
 MAGIC = b"DIKVSLOT"
 SECRET_BYTES = 32
-_IDENTITY = struct.Struct("<8sI32s34sQI16s")  # what a hit has to match
+_PREFIX = struct.Struct("<8sI32s")
+_IDENTITY = struct.Struct(_PREFIX.format + "34sQI16s")  # what a hit has to match
 _FIELDS = struct.Struct(_IDENTITY.format + "8sIQBI")  # without MAC and CRC
 _MAC = struct.Struct("<32s")
 _CRC = struct.Struct("<I")
@@ -72,6 +73,13 @@ class Seal:
             raise StoreConfigError(f"secret has {len(secret)} bytes, it must have {SECRET_BYTES}")
         self._namespace = namespace
         self._secret = secret or b""
+        self.prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, namespace)
+        """How each header begins. Key, generation, length and checksum follow."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is no MAC to check."""
+        return not self._secret
 
     def write(self, header: memoryview, key: Key, entry: Entry, payload: memoryview) -> None:
         """Write the header of `payload` into `header`, `HEADER_BYTES` long."""

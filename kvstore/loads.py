@@ -11,6 +11,7 @@ from deepinfer_kvstore.geometry import HEADER_BYTES, PAGE_BYTES
 from deepinfer_kvstore.header import Flaw, Seal
 from deepinfer_kvstore.io import IoThreads
 from deepinfer_kvstore.keys import Key
+from deepinfer_kvstore.run_reader import RunReader
 from deepinfer_kvstore.slabs import OpenSlabs, slab_name
 from deepinfer_kvstore.stats import Counters, Miss
 from deepinfer_kvstore.transfer import Transfer
@@ -55,6 +56,8 @@ class Loads:
         self.slot_bytes = slot_bytes
         self._threads = threads
         self.call_slots = max(1, min(call_bytes // slot_bytes, MAX_SLOTS_PER_CALL))
+        self.reader = RunReader.make(seal.prefix, slot_bytes, self.call_slots) if seal.is_plain else None
+        """None: Python does it."""
         self._limit = max(1, min(run_bytes // slot_bytes, MAX_SLOTS_PER_CALL))
 
     def start(self, wanted: Sequence[Wanted], transfer: Transfer) -> None:
@@ -123,6 +126,8 @@ class _LoadRun:
         at = 0
         try:
             with loads.slabs.use(slab_name(wanted[0][0].writer, wanted[0][0].slab)) as slab:
+                if (failed := self._compiled(slab, wanted, bounce)) is not None:
+                    return failed
                 for at in range(0, len(wanted), loads.call_slots):
                     some = wanted[at : at + loads.call_slots]
                     try:
@@ -175,6 +180,34 @@ class _LoadRun:
                 flaw = seal.flaw(bounce[at - HEADER_BYTES : at], buffer, key, location[3])
                 bad.append(((location, number, key, buffer), flaw or Flaw.HEADER))
         self._good += good
+        return bad
+
+    def _compiled(self, slab: Slab, wanted: list[Wanted], bounce: memoryview) -> list[tuple[Wanted, Flaw]] | None:
+        """`_call` for all of a run, in C where it can be; None where it cannot, or the kernel refused something."""
+        loads = self._loads
+        fd = getattr(slab, "read_fd", None)
+        if loads.reader is None or fd is None:
+            return None
+        locations, numbers, keys, buffers = zip(*wanted, strict=True)
+        found = loads.reader.read(fd, locations[0].slot, keys, [each[3] for each in locations], buffers, bounce)
+        if found is None:
+            return None
+        loads.breaker.succeeded()
+        if all(found):
+            self._good += numbers
+            self._moved_bytes += sum(map(len, buffers))
+            return []
+        bad: list[tuple[Wanted, Flaw]] = []
+        end = 0
+        for block, whole in zip(wanted, found, strict=True):
+            location, number, key, buffer = block
+            end += loads.slot_bytes - (len(buffer) & _WHOLE_PAGES)
+            if whole:
+                self._good.append(number)
+                self._moved_bytes += len(buffer)
+            else:
+                flaw = loads.seal.flaw(bounce[end - HEADER_BYTES : end], buffer, key, location[3])
+                bad.append((block, flaw or Flaw.HEADER))
         return bad
 
     def _failed(self, wanted: list[Wanted], error: OSError) -> None:

@@ -37,6 +37,11 @@ class PosixSlab:
         self.direct_fd = direct_fd
         """The file, open past the page cache; None: it goes through it."""
 
+    @property
+    def read_fd(self) -> int:
+        """What `readv` reads from first."""
+        return self.fd if self.direct_fd is None else self.direct_fd
+
     def readv(self, first_slot: int, buffers: Buffers) -> None:
         """See `backend.Slab`."""
         self._move(os.preadv, first_slot, buffers)

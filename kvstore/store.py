@@ -195,15 +195,13 @@ class Store:
         wanted: list[Wanted] = []
         absent: list[int] = []
         unequal: list[int] = []
-        entries = self.index.get_many(keys)
-        for number, (key, entry, buffer) in enumerate(zip(keys, entries, buffers, strict=True)):
-            if entry is None or entry.length != buffer.nbytes:
+        for number, (key, place, buffer) in enumerate(zip(keys, self.index.places(keys), buffers, strict=True)):
+            if place is None or place[1] != buffer.nbytes:
                 # Perhaps a gap in its chain that a search for the longest prefix has passed over.
                 self._suspects.add(key)
-                (unequal if entry else absent).append(number)
+                (unequal if place else absent).append(number)
             else:
-                flat = buffer.ndim == 1 and buffer.format == "B"
-                wanted.append((entry[0], number, key, buffer if flat else buffer.cast("B")))
+                wanted.append((place[0], number, key, buffer if _is_flat(buffer) else buffer.cast("B")))
         self._miss(transfer, absent, Miss.ABSENT)
         self._miss(transfer, unequal, Miss.LENGTH)
         self._loads.start(wanted, transfer)

@@ -1,0 +1,124 @@
+"""Reads and checks a run of slots in C, while other threads have the interpreter. `loads.py` has the same in Python."""
+
+import ctypes
+import functools
+import logging
+from array import array
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_char_p, c_int, c_uint64, c_void_p
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_128_digest
+
+from deepinfer_kvstore import native
+from deepinfer_kvstore.geometry import HEADER_BYTES
+from deepinfer_kvstore.keys import KEY_BYTES, Key
+
+SOURCE = Path(__file__).with_name("run_reader.c")
+FLAGS = ("-O2", "-fPIC", "-std=c11", "-Wall", "-Wextra", "-Werror")
+
+logger = logging.getLogger(__name__)
+
+
+class _Shape(Structure):
+    _fields_ = [
+        ("slot_bytes", c_uint64),
+        ("header_bytes", c_uint64),
+        ("call_slots", c_uint64),
+        ("prefix_bytes", c_uint64),
+        ("key_bytes", c_uint64),
+        ("prefix", c_char_p),
+        ("hash", c_void_p),
+    ]
+
+
+class _Hash(Structure):
+    _fields_ = [("low", c_uint64), ("high", c_uint64)]
+
+
+class RunReader:
+    """For one store. Thread-safe."""
+
+    @classmethod
+    def make(cls, prefix: bytes, slot_bytes: int, call_slots: int) -> "RunReader | None":
+        """`prefix` begins every header. None where compiled code is switched off or cannot be had."""
+        compiled = _compiled()
+        return cls(*compiled, prefix, slot_bytes, call_slots) if compiled else None
+
+    def __init__(self, read: Any, hash_address: int, prefix: bytes, slot_bytes: int, call_slots: int) -> None:
+        """Use `make`."""
+        self._read = read
+        self._prefix = prefix
+        self._shape = _Shape(slot_bytes, HEADER_BYTES, call_slots, len(prefix), KEY_BYTES, prefix, hash_address)
+
+    def read(
+        self,
+        fd: int,
+        first_slot: int,
+        keys: Sequence[Key],
+        generations: Sequence[int],
+        buffers: Sequence[memoryview],
+        bounce: memoryview,
+    ) -> bytes | None:
+        """Fill `buffers`, of the blocks' lengths, from neighbouring slots: a byte a block, 1 where it is whole.
+
+        `bounce` has as many bytes as the slots; each block's header ends where `loads` expects it. None where the
+        kernel did not bring everything: who reads again learns why.
+        """
+        held = [ctypes.c_char.from_buffer(buffer) for buffer in (*buffers, bounce)]
+        addresses = array("Q", map(ctypes.addressof, held))
+        lengths = array("I", map(len, buffers))
+        written = array("Q", generations)
+        good = ctypes.create_string_buffer(len(keys))
+        failed = self._read(
+            self._shape,
+            fd,
+            first_slot,
+            len(keys),
+            addresses.buffer_info()[0],
+            lengths.buffer_info()[0],
+            b"".join(keys),
+            written.buffer_info()[0],
+            addresses[-1],
+            good,
+        )
+        return None if failed else good.raw
+
+
+@functools.cache
+def _compiled() -> tuple[Any, int] | None:
+    """The function and the address of the checksum's, the same for the life of the process."""
+    if not native.allowed():
+        return None
+    try:
+        cache = native.cache_directory("deepinfer_kvstore")
+        library = ctypes.CDLL(str(native.build(SOURCE, FLAGS, (), cache, native.compiler())))
+        checksum = _checksum()
+    except (*native.ERRORS, AttributeError, ImportError) as error:
+        logger.info("No compiled reading of blocks, Python does its work: %s", error)
+        return None
+    function = library.deepinfer_read_run
+    function.argtypes = [
+        POINTER(_Shape), c_int, c_uint64, c_uint64, c_void_p, c_void_p, c_char_p, c_void_p, c_void_p, c_char_p,
+    ]  # fmt: skip
+    function.restype = c_int
+    return function, checksum
+
+
+def _checksum() -> int:
+    """Where the xxhash package has XXH3-128: its C is the same, without its Python, which keeps the interpreter's lock.
+
+    Raises:
+        OSError, AttributeError, ImportError: this build of it does not say, or is another.
+    """
+    library = ctypes.CDLL(import_module("xxhash._xxhash").__file__)
+    # On x86 the one that looks what the CPU can do.
+    function = getattr(library, "XXH3_128bits_dispatch", None) or library.XXH3_128bits
+    function.argtypes, function.restype = [c_char_p, ctypes.c_size_t], _Hash
+    for sample in (b"", b"deepinfer", bytes(range(256)) * 20):
+        found = function(sample, len(sample))
+        if found.high.to_bytes(8, "big") + found.low.to_bytes(8, "big") != xxh3_128_digest(sample):
+            raise OSError("xxhash's library and its package disagree")
+    return ctypes.cast(function, c_void_p).value or 0
