@@ -53,6 +53,11 @@ class Entry:
         self._ids = count()
         self._engine_key = _engine_key(identity)
         self._store = None if store is None else StoreCheck(store)
+        self._encoding = None
+        if self.config.encoding == "recipe":  # only then, for recipe takes memory
+            from deepinfer_router.encoding import Encoding
+
+            self._encoding = Encoding(self.config.recipe)
         self._wishes = Wishes(identity, store is not None)
 
     def read(self, exchange: Incoming) -> Request:
@@ -110,16 +115,22 @@ class Entry:
         return request
 
     async def prepare(self, request: Request) -> None:
-        """What takes longer than `read` may: asks the store how much of the prompt it has.
+        """What takes longer than `read` may: tokens of a conversation, and how much of them the store has.
 
         Raises:
             Refusal: 400, for what can only be seen now.
         """
-        if self._store is not None and request.api.generates:
+        if not request.api.generates:
+            return
+        if self._encoding is not None and request.token_ids is None:
+            await self._encoding.encode(request)
+        if self._store is not None:
             await self._store.check(request, self._lora(request))
 
     async def close(self) -> None:
         """Idempotent."""
+        if self._encoding is not None:
+            self._encoding.close()
         if self._store is not None:
             await self._store.close()
 

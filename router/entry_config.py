@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deepinfer_router.recipe_config import RecipeConfig
+
 
 class Adapter(BaseModel):
     """A LoRA adapter, which clients ask for as a model."""
@@ -24,6 +26,7 @@ class EntryConfig(BaseModel):
         description="Who makes tokens of a conversation: the engine, from the body as it came; or deepseek-recipe "
         "here, as the official API does, and the engine is sent the token ids.",
     )
+    recipe: RecipeConfig = Field(default=RecipeConfig(), description="For `encoding: recipe`.")
     tokens_per_byte: float = Field(
         default=0.25,
         gt=0,

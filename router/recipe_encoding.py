@@ -1,0 +1,180 @@
+"""Makes tokens of a conversation as DeepSeek's API does, with deepseek-recipe, and has the engine take them.
+
+vLLM 0.32 uses `kv_transfer_params.prompt_token_ids` of a chat, responses or messages request instead of encoding its
+messages, and does all else as ever: its answer is a chat answer. It ignores them where messages have images.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+from deepseek_recipe import (
+    ChatCompletionRequest,
+    ConversionError,
+    ConversionOptions,
+    DeepseekV41Encoding,
+    MessagesRequest,
+    ModelVersion,
+    ResponsesRequest,
+    SpecialToken,
+    SpecialTokens,
+    Tokenizer,
+)
+
+from deepinfer_router.api import Kind
+from deepinfer_router.errors import Refusal, RouterConfigError
+from deepinfer_router.recipe_config import RecipeConfig
+from deepinfer_router.text_tokens import TextTokens
+
+MODEL = "model"
+"""What every request to recipe calls its model: names are the router's affair."""
+
+# What the tokens depend on. Recipe sees nothing else, and so refuses nothing else.
+_FIELDS = {
+    Kind.CHAT: ("messages", "tools", "tool_choice", "thinking", "reasoning_effort", "response_format"),
+    Kind.RESPONSES: ("input", "instructions", "tools", "tool_choice", "reasoning", "text"),
+    Kind.MESSAGES: ("messages", "system", "tools", "tool_choice", "thinking", "output_config"),
+}
+_REQUESTS = {Kind.CHAT: ChatCompletionRequest, Kind.RESPONSES: ResponsesRequest, Kind.MESSAGES: MessagesRequest}
+
+_ENGINES_OWN = ("chat_template", "documents", "echo", "continue_final_message", "previous_input_messages")
+"""Fields of vLLM by which it encodes otherwise than recipe can."""
+
+
+class Encoded(NamedTuple):
+    """A conversation in tokens."""
+
+    token_ids: list[int]
+    as_json: bytes
+    """The same."""
+    thinking: bool
+    """Whether the prompt opens reasoning."""
+    strict_tools: dict[str, Any]
+    """Parameters of strict tools by name, as the prompt has them."""
+
+
+def why_not_encoded(kind: Kind, fields: dict[str, Any]) -> str:
+    """Why the engine has to encode this one itself, in a fixed word; empty: recipe can."""
+    if kind not in _FIELDS:
+        return "api"
+    if fields.get("previous_response_id"):
+        return "previous_response"
+    if any(fields.get(name) for name in _ENGINES_OWN) or fields.get("add_generation_prompt") is False:
+        return "template"
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict):
+        choice = choice.get("type")
+    if choice not in (None, "auto", "none"):
+        return "tool_choice"  # recipe opens the call in the prompt, vLLM has the answer constrained
+    return ""
+
+
+class RecipeEncoder:
+    """Encodes conversations. Thread-safe; a megabyte of new text takes half a second, without the interpreter lock."""
+
+    def __init__(self, config: RecipeConfig) -> None:
+        """Raises RouterConfigError: no tokenizer, or none of V4.1."""
+        document = _read(config.tokenizer)
+        special = SpecialTokens(image=config.image_token)
+        self._special = {one["content"]: one["id"] for one in document.get("added_tokens", ())}
+        # The text between special tokens is encoded without them: so their spelling in it stays text.
+        try:
+            plain = Tokenizer.from_str(json.dumps({**document, "added_tokens": []}))
+        except RuntimeError as error:
+            raise RouterConfigError(f"entry.recipe.tokenizer: {config.tokenizer} is no tokenizer: {error}") from error
+        self._texts = TextTokens(plain.encode, config.cache_bytes)
+        self._encoding = DeepseekV41Encoding().with_special_tokens(special)
+        self._options = (
+            ConversionOptions(default_thinking_mode=config.thinking)
+            .with_special_tokens(special)
+            .with_model_versions_by_name({MODEL: ModelVersion.DeepseekV41Flash})
+        )
+        missing = [token for token in _needed(config.image_token) if token not in self._special]
+        if missing:
+            raise RouterConfigError(
+                f"entry.recipe.tokenizer: {config.tokenizer} has no token {missing[0]!r}: give V4.1's tokenizer.json"
+            )
+
+    @property
+    def cache_bytes(self) -> int:
+        """About what is remembered now."""
+        return self._texts.held_bytes
+
+    def encode(self, kind: Kind, fields: dict[str, Any], salt: str = "") -> Encoded:
+        """The tokens of a conversation, of an API that `why_not_encoded` has nothing against.
+
+        Raises:
+            Refusal: 400, DeepSeek's API would refuse it.
+        """
+        asked = {name: fields[name] for name in _FIELDS[kind] if name in fields}
+        asked["model"] = MODEL
+        if kind is Kind.MESSAGES:
+            asked["max_tokens"] = 1
+        _take_template_kwargs(kind, fields.get("chat_template_kwargs"), asked)
+        try:
+            conversation = _REQUESTS[kind](orjson.dumps(asked)).convert(self._options).conversation
+        except ConversionError as error:
+            raise Refusal(error.status_code, "not_encodable", str(error)) from error
+        except ValueError as error:
+            raise Refusal(400, "not_encodable", str(error)) from error
+        rendered = self._encoding.render_conversation(conversation)
+        prompt: str = rendered.prompt
+        ids: list[int] = []
+        at = 0
+        for start, end in rendered.special_ranges:
+            if at < start:
+                ids += self._texts.tokens(prompt[at:start], salt)
+            ids.append(self._special[prompt[start:end]])
+            at = end
+        if at < len(prompt):
+            ids += self._texts.tokens(prompt[at:], salt)
+        strict = {tool.name: tool.parameters for tool in conversation.tools if tool.strict}
+        return Encoded(ids, orjson.dumps(ids), conversation.thinking_mode, strict)
+
+
+def _take_template_kwargs(kind: Kind, kwargs: Any, asked: dict[str, Any]) -> None:
+    """vLLM's way to say whether, and how much, to think, where the API's own is not used."""
+    if not isinstance(kwargs, dict):
+        return
+    says = [bool(kwargs[name]) for name in ("thinking", "enable_thinking") if name in kwargs]
+    effort = kwargs.get("reasoning_effort")
+    if kind is Kind.RESPONSES:
+        if says and not any(says):
+            asked.setdefault("reasoning", {"effort": "none"})
+        elif effort is not None:
+            asked.setdefault("reasoning", {"effort": effort})
+        return
+    if says and "reasoning_effort" not in asked:
+        asked.setdefault("thinking", {"type": "enabled" if any(says) else "disabled"})
+    if effort is not None and kind is Kind.CHAT:
+        asked.setdefault("reasoning_effort", effort)
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        raise RouterConfigError("entry.recipe.tokenizer: missing: `encoding: recipe` needs the tokenizer.json")
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        document = orjson.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RouterConfigError(f"entry.recipe.tokenizer: {file} cannot be read: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("added_tokens", []), list):
+        raise RouterConfigError(f"entry.recipe.tokenizer: {file} is no tokenizer.json")
+    return document
+
+
+def _needed(image_token: str) -> list[str]:
+    of = SpecialToken
+    named = (
+        of.Bos,
+        of.Eos,
+        of.System,
+        of.User,
+        of.Assistant,
+        of.ThinkingStart,
+        of.ThinkingEnd,
+        of.Dsml,
+        of.LatestReminder,
+    )
+    return [*(one.default_str() for one in named), image_token]
