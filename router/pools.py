@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
 
+from deepinfer_router.engine_state import GETS_WORK, EngineState
 from deepinfer_router.prefill_config import PrefillConfig
 from deepinfer_router.shares import blocks, shares, whole
 from deepinfer_router.target import Engine
@@ -18,9 +19,7 @@ _BEGINS, _ENDS = 0.05, 0.02
 class _Member:
     engine: Engine
     group: int
-    moved_at: float
-    seen_at: float
-    present: bool = True
+    moved_at: float = -inf
 
     @property
     def backlog_s(self) -> float:
@@ -55,21 +54,18 @@ class Pools:
         """Number of the group of a prompt so long, from 0 for the shortest."""
         return bisect_right(self._edges, prompt_tokens)
 
-    def sync(self, engines: Iterable[Engine], now: float) -> bool:
-        """The engines that can be sent to. Others are taken to be ill until they come back or are forgotten. Whether
-        anything changed."""
-        present = {engine.id: engine for engine in engines}
-        before = [(member.engine, member.present) for member in self._members.values()]
-        for id, member in list(self._members.items()):
-            member.present = id in present
-            if member.present:
-                member.engine, member.seen_at = present[id], now
-            elif now - member.seen_at > self._config.forget_s:
-                del self._members[id]
-        for id, engine in present.items():
-            if id not in self._members:
-                self._members[id] = _Member(engine, self._neediest(), now, now)
-        return before != [(member.engine, member.present) for member in self._members.values()]
+    def know(self, engine: Engine) -> int:
+        """The group that an engine is in. A new one joins where most are missing; one that is back is where it was."""
+        member = self._members.get(engine.id)
+        if member is None:
+            member = self._members[engine.id] = _Member(engine, self._neediest())
+        elif member.engine is not engine:
+            member.engine = engine
+        return member.group
+
+    def home(self, group: int) -> int:
+        """The group whose engines serve `group`: itself, or one that it shares them with."""
+        return self._home[group]
 
     def observe(self, work: Work, seconds: float, now: float) -> None:
         """A request came that needs `seconds` of prefill. Once a request, when it comes and not when it is served."""
@@ -85,40 +81,41 @@ class Pools:
             return False
         self._measure(now - self._epoch_at)
         self._epoch_at = now
-        members = self._members.values()
-        absent = sum(not member.present for member in members)
-        self.frozen = absent > config.freeze_unhealthy_fraction * len(members)
-        if self.frozen or not members or self._requests < config.first_cut_requests:
+        for id in [id for id, member in self._members.items() if member.engine.state is EngineState.GONE]:
+            del self._members[id]
+        able = self._able()
+        ill = len(self._members) - len(able)
+        self.frozen = ill > config.freeze_unhealthy_fraction * len(self._members)
+        if self.frozen or not able or self._requests < config.first_cut_requests:
             return False
-        before = [(member.engine.id, member.group) for member in members], list(self._home)
-        self._partition()
+        before = [member.group for member in self._members.values()], list(self._home)
+        self._partition(len(able))
         if self._cut:
-            self._move(now)
+            self._move(able, now)
         else:
             self._cut_first()
-        return before != ([(member.engine.id, member.group) for member in members], self._home)
+        return before != ([member.group for member in self._members.values()], self._home)
 
     def engines_of(self, group: int) -> list[Engine]:
-        """Engines that serve `group` and can be sent to: its own, else those of the next longer group that has some,
-        else of the next shorter. Empty only if the fleet is."""
-        by_group: dict[int, list[Engine]] = {}
-        for member in self._members.values():
-            if member.present:
-                by_group.setdefault(member.group, []).append(member.engine)
-        if not by_group:
+        """Engines that serve `group` and get work: its own, else those of the next longer group that has some, else of
+        the next shorter. Empty only if none gets work."""
+        able = self._able()
+        if not able:
             return []
         home = self._home[group]
-        return by_group[min(by_group, key=lambda g: (g < home, abs(g - home)))]
-
-    def group_of(self, engine: Engine) -> int:
-        """The group in which an engine is; 0 for one that is not known."""
-        member = self._members.get(engine.id)
-        return member.group if member else 0
+        nearest = min((member.group for member in able), key=lambda g: (g < home, abs(g - home)))
+        return [member.engine for member in able if member.group == nearest]
 
     def counts(self) -> list[int]:
-        """Engines by group, those that cannot be sent to included."""
+        """Engines that get work, by group."""
+        return self._count(self._able())
+
+    def _able(self) -> list[_Member]:
+        return [member for member in self._members.values() if member.engine.state in GETS_WORK]
+
+    def _count(self, members: Iterable[_Member]) -> list[int]:
         counts = [0] * len(self.demand)
-        for member in self._members.values():
+        for member in members:
             counts[member.group] += 1
         return counts
 
@@ -137,8 +134,8 @@ class Pools:
         self.demand = [old + weight * (rate - old) for old, rate in zip(self.demand, rates, strict=True)]
         self._spent = [0.0] * len(self._spent)
 
-    def _partition(self) -> None:
-        total, engines = sum(self.demand), len(self._members)
+    def _partition(self, engines: int) -> None:
+        total = sum(self.demand)
         for g, demand in enumerate(self.demand):
             worth = engines * demand / total if total > 0 else 0.0
             self._active[g] = worth > (_ENDS if self._active[g] else _BEGINS)
@@ -149,42 +146,38 @@ class Pools:
         for member in self._members.values():
             member.group = self._home[member.group]
 
-    def _wanted(self) -> dict[int, float]:
-        """Engines that each group with engines of its own should have."""
+    def _wanted(self, engines: int) -> dict[int, float]:
+        """How many of them each group with engines of its own should have."""
         homes = sorted(set(self._home))
         demand = [sum(d for d, home in zip(self.demand, self._home, strict=True) if home == g) for g in homes]
-        return dict(zip(homes, shares(demand, max(len(homes), len(self._members))), strict=True))
+        return dict(zip(homes, shares(demand, max(len(homes), engines)), strict=True))
 
     def _cut_first(self) -> None:
-        wanted = self._wanted()
+        wanted = self._wanted(len(self._members))
         labels = [g for g, n in zip(wanted, whole(list(wanted.values())), strict=True) for _ in range(n)]
         for member, label in zip(sorted(self._members.values(), key=lambda m: m.engine.id), labels, strict=True):
-            member.group, member.moved_at = label, -inf
+            member.group = label
         self._cut = True
 
-    def _move(self, now: float) -> None:
+    def _move(self, able: list[_Member], now: float) -> None:
         config = self._config
-        wanted, counts = self._wanted(), self.counts()
+        wanted, counts = self._wanted(len(able)), self._count(able)
         dwell_s = config.dwell_epochs * config.epoch_s
-        for _ in range(max(2, ceil(config.max_moved_fraction * len(self._members)))):
+        for _ in range(max(2, ceil(config.max_moved_fraction * len(able)))):
             short = max(wanted, key=lambda g: (counts[g] == 0, wanted[g] - counts[g]))
             stranded = counts[short] == 0
             if not stranded and wanted[short] - counts[short] <= config.dead_band_engines:
                 return
             movable = [
                 member
-                for member in self._members.values()
-                if member.present
-                and counts[member.group] > 1
+                for member in able
+                if counts[member.group] > 1
                 and (stranded or now - member.moved_at >= dwell_s)
                 and (stranded or wanted[member.group] - counts[member.group] < -config.dead_band_engines)
             ]
             if not movable:
                 return
-            member = min(
-                movable,
-                key=lambda m: (wanted[m.group] - counts[m.group], m.backlog_s, m.engine.id),
-            )
+            member = min(movable, key=lambda m: (wanted[m.group] - counts[m.group], m.backlog_s, m.engine.id))
             counts[member.group] -= 1
             counts[short] += 1
             member.group, member.moved_at = short, now
@@ -193,5 +186,6 @@ class Pools:
     def _neediest(self) -> int:
         if not self._cut:
             return 0
-        wanted, counts = self._wanted(), self.counts()
+        able = self._able()
+        wanted, counts = self._wanted(len(able) + 1), self._count(able)
         return max(wanted, key=lambda g: (counts[g] == 0, wanted[g] - counts[g], -g))

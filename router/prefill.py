@@ -4,41 +4,50 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
 from random import Random
+from typing import NamedTuple
 
 from deepinfer_router.engine_costs import EngineCosts
 from deepinfer_router.pick import Pick
 from deepinfer_router.pools import Pools
 from deepinfer_router.prefill_config import PrefillConfig
-from deepinfer_router.target import Engine, Target
+from deepinfer_router.target import Target
 from deepinfer_router.work import Work
 
-_MAX_VIEWS = 256
+_MAX_VIEWS = 64
+
+
+class _Sides(NamedTuple):
+    """Targets as one group sees them."""
+
+    own: list[Target]
+    above: list[Target]
+    """In longer groups than its own engines."""
+    below: list[Target]
 
 
 class _View:
-    """Targets of one list, by the group that they serve. Made again when the list or the pools change."""
+    """One list of targets, sorted for each group when first asked."""
 
-    __slots__ = ("above", "below", "one_kind", "own", "targets", "version")
+    __slots__ = ("_places", "_sides", "one_kind", "targets", "version")
 
-    def __init__(
-        self, targets: Sequence[Target], pools: dict[tuple[str, ...], Pools], groups: int, version: int
-    ) -> None:
+    def __init__(self, targets: Sequence[Target], places: list[tuple[Pools, int]], version: int) -> None:
+        """`places`: of each target its pool, and its group there."""
         self.targets = targets
         self.version = version
         self.one_kind = len({target.engine.kind for target in targets}) == 1
-        labels = [pools[target.engine.models].group_of(target.engine) for target in targets]
-        self.own: list[list[Target]] = []
-        self.above: list[list[Target]] = []
-        self.below: list[list[Target]] = []
-        for group in range(groups):
-            serving = {engine.id for pool in pools.values() for engine in pool.engines_of(group)}
-            own = [
-                (target, label) for target, label in zip(targets, labels, strict=True) if target.engine.id in serving
-            ]
-            low, high = min(label for _, label in own), max(label for _, label in own)
-            self.own.append([target for target, _ in own])
-            self.above.append([target for target, label in zip(targets, labels, strict=True) if label > high])
-            self.below.append([target for target, label in zip(targets, labels, strict=True) if label < low])
+        self._places = places
+        self._sides: dict[int, _Sides] = {}
+
+    def sides(self, group: int) -> _Sides:
+        """Own are those of the group, if none is there those of the next longer, else of the next shorter."""
+        sides = self._sides.get(group)
+        if sides is None:
+            distances = [own - pool.home(group) for pool, own in self._places]
+            home = min(distances, key=lambda distance: (distance < 0, abs(distance)))
+            sides = self._sides[group] = _Sides([], [], [])
+            for target, distance in zip(self.targets, distances, strict=True):
+                (sides.own if distance == home else sides.above if distance > home else sides.below).append(target)
+        return sides
 
 
 class PrefillPolicy:
@@ -47,13 +56,16 @@ class PrefillPolicy:
     For each request: `arrive` once, which also says its cost; `pick` as often as it has to be placed.
     """
 
-    def __init__(self, config: PrefillConfig, costs: EngineCosts) -> None:
+    def __init__(self, config: PrefillConfig, costs: EngineCosts, slow_start_s: float = 30.0) -> None:
+        """`slow_start_s`: how long the share of a new engine grows, as in section `fleet`."""
         self.costs = costs
         self.pools: dict[tuple[str, ...], Pools] = {}
         """By the models that engines serve: those of other models cannot help out."""
         self._config = config
         self._edges = config.edges_tokens if config.pools else ()
         self._names = config.group_names
+        self._slow_start_s = slow_start_s
+        self._max_pending_s = inf if config.max_pending_s is None else config.max_pending_s
         self._views: dict[int, _View] = {}
         self._version = 0
 
@@ -63,7 +75,7 @@ class PrefillPolicy:
         """
         if not targets:
             return 0.0
-        self._view(targets, now)
+        self._view(targets)
         engine = targets[0].engine
         q = work.uncached_tokens
         seconds = self.costs.of(engine.kind).seconds(q, max(0, work.prompt_tokens - q))
@@ -76,12 +88,13 @@ class PrefillPolicy:
     def pick(self, work: Work, targets: Sequence[Target], now: float, rng: Random) -> Pick | None:
         """The target of least predicted finish time: of the prompt's group, if none elsewhere is much sooner.
 
-        `targets`: those that can be sent to; the same list object as long as they stay the same, since what is derived
-        from it is kept. `work.excluded` are not picked. None if there is nothing to pick from. O(targets).
+        `targets`: those that can be sent to; the same object as long as they stay the same, since what is derived from
+        it is kept. `work.excluded` are not picked. None if there is nothing to pick from or all have enough to do: that
+        is asked of no request that has failed before, as it must not wait again. O(targets).
         """
         if not targets:
             return None
-        view = self._view(targets, now)
+        view = self._view(targets)
         q = work.uncached_tokens
         c = max(0, work.prompt_tokens - q)
         if view.one_kind:
@@ -91,17 +104,20 @@ class PrefillPolicy:
             kinds = {kind: self.costs.of(kind).seconds(q, c) for kind in {target.engine.kind for target in targets}}
             seconds = min(kinds.values())
         group = bisect_right(self._edges, work.prompt_tokens)
-        target = self._least(view.own[group], work.excluded, kinds, now, rng)
+        own, above, below = view.sides(group)
+        target = self._least(own, work.excluded, kinds, now, rng)
         reason = "in_group"
         if target is None:
             target, reason = self._least(targets, work.excluded, kinds, now, rng), "excluded"
             if target is None:
                 return None
         elif target.pending_seconds > max(self._config.overflow_wait_s, 2.0 * seconds):
-            if other := self._sooner(target, view.above[group], work, kinds, now, rng):
+            if other := self._sooner(target, above, work, kinds, now, rng):
                 target, reason = other, "overflow_up"
-            elif other := self._idle(view.below[group], work, rng):
+            elif other := self._idle(below, work, rng):
                 target, reason = other, "overflow_idle"
+        if self._max_pending_s < target.pending_seconds and not work.excluded:
+            return None
         if kinds is not None:
             seconds = kinds[target.engine.kind]
         return Pick(target, reason, target.pending_seconds + seconds, self._names[group], seconds)
@@ -118,23 +134,20 @@ class PrefillPolicy:
                 rows.append(("prefill_group_demand", fleet | {"group": name}, demand))
         return rows
 
-    def _view(self, targets: Sequence[Target], now: float) -> _View:
+    def _view(self, targets: Sequence[Target]) -> _View:
         view = self._views.get(id(targets))
         if view is not None and view.version == self._version and view.targets is targets:
             return view
-        engines: dict[tuple[str, ...], dict[str, Engine]] = {}
+        places = []
         for target in targets:
-            engines.setdefault(target.engine.models, {})[target.engine.id] = target.engine
-        for models, present in engines.items():
-            pool = self.pools.get(models)
+            engine = target.engine
+            pool = self.pools.get(engine.models)
             if pool is None:
-                pool = self.pools[models] = Pools(self._config)
-            if pool.sync(present.values(), now):
-                self._version += 1
+                pool = self.pools[engine.models] = Pools(self._config)
+            places.append((pool, pool.know(engine)))
         if len(self._views) >= _MAX_VIEWS:
             self._views.clear()
-        pools = {models: self.pools[models] for models in engines}
-        view = self._views[id(targets)] = _View(targets, pools, len(self._names), self._version)
+        view = self._views[id(targets)] = _View(targets, places, self._version)
         return view
 
     def _least(
@@ -161,7 +174,7 @@ class PrefillPolicy:
             if finish >= least or (excluded and target.engine.id in excluded):
                 continue
             if target.uncertain_until > now:  # as if it had its part of what the others have, shrinking to nothing
-                part = min(1.0, (target.uncertain_until - now) / self._config.slow_start_s)
+                part = min(1.0, (target.uncertain_until - now) / self._slow_start_s)
                 finish += part * sum(other.pending_seconds for other in targets) / len(targets)
                 if finish >= least:
                     continue

@@ -43,8 +43,11 @@ class PrefillConfig(BaseModel):
         description="Compare so many random engines instead of all: 4 where several routers that do not share counts"
         " serve one fleet. 0: all.",
     )
-    slow_start_s: float = Field(
-        30.0, gt=0, le=3600, description="An engine that came back gets its share of work grown over these seconds."
+    max_pending_s: float | None = Field(
+        10.0,
+        gt=0,
+        description="With more predicted work than this at all targets that may take it, a request waits in the router,"
+        " where tenants get fair shares, and not in an engine's queue. null: no bound.",
     )
     epoch_s: float = Field(20.0, gt=0, le=3600, description="Demand is measured, and engines moved, this often.")
     demand_smoothing: float = Field(0.4, gt=0, le=1, description="Weight of the last epoch in the measured demand.")
@@ -58,7 +61,6 @@ class PrefillConfig(BaseModel):
     freeze_unhealthy_fraction: float = Field(
         0.2, ge=0, le=1, description="No moves while more than this fraction of the engines cannot be sent to."
     )
-    forget_s: float = Field(300.0, ge=0, description="An engine that is gone for longer has left the fleet.")
     first_cut_requests: int = Field(
         64, ge=1, description="All engines are one pool until so many requests have shown what the traffic is."
     )

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepinfer_router.engine_state import EngineState
 from deepinfer_router.pools import Pools
 from deepinfer_router.prefill_config import PrefillConfig
 from deepinfer_router.target import Engine, Target
@@ -29,7 +30,11 @@ class Driven:
         self.engines = engines(count)
         self.pools = Pools(PrefillConfig(**{"first_cut_requests": 1} | settings))  # type: ignore[arg-type]
         self.now = 0.0
-        self.pools.sync(self.engines, self.now)
+        self.know()
+
+    def know(self) -> None:
+        for engine in self.engines:
+            self.pools.know(engine)
 
     def epoch(self, *demand: float) -> bool:
         """So many seconds of work a second arrive in each group."""
@@ -83,7 +88,7 @@ def test_a_load_that_swings_does_not_flap() -> None:
 def test_a_moved_engine_stays() -> None:
     driven = Driven(2, dwell_epochs=5, demand_smoothing=1.0, dead_band_engines=0.0)
     driven.engines.append(engines(3)[-1])
-    driven.pools.sync(driven.engines, driven.now)
+    driven.know()
     driven.epoch(2, 1, 0, 0)
     before = driven.pools.engines_of(1)
     driven.epoch(1, 2, 0, 0)
@@ -118,35 +123,35 @@ def test_a_group_without_demand_falls_up_and_gets_an_engine_when_it_has_some() -
 def test_a_group_whose_engines_are_ill_is_served_by_others_and_nothing_moves() -> None:
     driven = Driven(4)
     driven.epoch(1, 1, 1, 1)
-    lost = driven.pools.engines_of(1)
-    driven.pools.sync([engine for engine in driven.engines if engine not in lost], driven.now)
+    (lost,) = driven.pools.engines_of(1)
+    lost.state = EngineState.OPEN
     assert driven.pools.engines_of(1) == driven.pools.engines_of(2)
     assert not driven.epoch(9, 1, 1, 1)
     assert driven.pools.frozen
-    driven.pools.sync(driven.engines, driven.now)
-    assert driven.pools.engines_of(1) == lost
+    lost.state = EngineState.HALF_OPEN
+    assert driven.pools.engines_of(1) == [lost]
 
 
-def test_a_group_that_lost_its_only_engine_for_good_gets_another() -> None:
+@pytest.mark.parametrize("state", [EngineState.GONE, EngineState.DRAINING])
+def test_a_group_that_lost_its_only_engine_gets_another(state: EngineState) -> None:
     driven = Driven(8)
     driven.epoch(5, 1, 1, 1)
     (lost,) = driven.pools.engines_of(2)
-    rest = [engine for engine in driven.engines if engine is not lost]
-    driven.pools.sync(rest, driven.now)
-    driven.now += 400
-    driven.pools.sync(rest, driven.now)
+    lost.state = state
     driven.epoch(5, 1, 1, 1)
-    assert len(driven.pools.engines_of(2)) == 1
-    assert lost not in driven.pools.engines_of(2)
-    assert sum(driven.pools.counts()) == 7
+    (other,) = driven.pools.engines_of(2)
+    assert other is not lost
+    assert driven.pools.counts() == [4, 1, 1, 1]
 
 
-def test_a_new_engine_goes_where_it_is_needed_most() -> None:
+def test_an_engine_that_came_back_is_where_it_was_and_a_new_one_where_it_is_needed() -> None:
     driven = Driven(8)
     for _ in range(4):
         driven.epoch(4, 1, 1, 2)
+    again = engines(8)
+    assert [driven.pools.know(engine) for engine in again] == [driven.pools.know(engine) for engine in driven.engines]
     new = engines(9)[-1]
-    driven.pools.sync([*driven.engines, new], driven.now)
+    assert driven.pools.know(new) == 0
     assert new in driven.pools.engines_of(0)
 
 
@@ -177,13 +182,14 @@ def test_whatever_happens_no_group_is_stranded_and_no_engine_lost(
     driven = Driven(count)
     for demand, lost, epochs in history:
         driven.now += EPOCH_S * (epochs - 1)
-        present = [engine for i, engine in enumerate(driven.engines) if i not in lost]
-        driven.pools.sync(present, driven.now)
+        for i, engine in enumerate(driven.engines):
+            engine.state = EngineState.OPEN if i in lost else EngineState.READY
+        able = [engine for engine in driven.engines if engine.state is EngineState.READY]
         before = driven.pools.moves
         driven.epoch(*demand)
         assert driven.pools.moves - before <= 2
         for g in range(4):
             serving = driven.pools.engines_of(g)
-            assert set(serving) <= set(present)
-            assert bool(serving) == bool(present)
-        assert sum(driven.pools.counts()) >= len(present)
+            assert set(serving) <= set(able)
+            assert bool(serving) == bool(able)
+        assert sum(driven.pools.counts()) == len(able)

@@ -29,7 +29,9 @@ def fleet(engines: int, ranks: int = 1, kind: str = "", models: tuple[str, ...] 
 
 
 def policy(**settings: object) -> PrefillPolicy:
-    return PrefillPolicy(PrefillConfig(**{"first_cut_requests": 1} | settings), EngineCosts(TABLE))  # type: ignore[arg-type]
+    return PrefillPolicy(
+        PrefillConfig(**{"first_cut_requests": 1, "max_pending_s": None} | settings), EngineCosts(TABLE)
+    )  # type: ignore[arg-type]
 
 
 def cut(policy: PrefillPolicy, targets: list[Target], seconds: list[float]) -> None:
@@ -239,3 +241,33 @@ def test_choices_compares_a_sample() -> None:
     assert len(waits) == 300
     assert max(waits) < 15  # the longest queue never wins against another
     assert len(set(waits)) > 8
+
+
+def test_with_enough_to_do_everywhere_a_request_waits_in_the_router() -> None:
+    router, targets = policy(max_pending_s=5.0), fleet(2)
+    targets[0].pending_seconds = targets[1].pending_seconds = 5.1
+    work = Work(prompt_tokens=10)
+    assert router.pick(work, targets, 0.0, Random(0)) is None
+    work.excluded = (targets[0].engine.id,)  # it has failed there, and goes on at once
+    again = router.pick(work, targets, 0.0, Random(0))
+    assert again is not None
+    assert again.target is targets[1]
+    work.excluded = ()
+    targets[1].pending_seconds = 5.0
+    pick = router.pick(work, targets, 0.0, Random(0))
+    assert pick is not None
+    assert pick.target is targets[1]
+
+
+def test_lists_that_change_with_each_request_neither_move_engines_nor_pile_up() -> None:
+    router, targets = policy(), fleet(8)
+    cut(router, targets, [60, 60, 30, 30])
+    served = groups(router, targets)
+    for seed in range(300):  # some have no room just now
+        some = tuple(target for target in targets if Random(seed).random() < 0.7 or target is targets[seed % 8])
+        pick = router.pick(Work(prompt_tokens=LENGTHS[seed % 4]), some, 20.0, Random(seed))
+        assert pick is not None
+        own = {target.engine.id for target in some} & set(served[seed % 4].split())
+        assert pick.target.engine.id in own or not own
+    assert groups(router, targets) == served
+    assert len(router._views) <= 64
