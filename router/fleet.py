@@ -37,6 +37,8 @@ class Fleet:
         """Grows whenever an engine comes, goes or changes its state."""
         self.on_room: Callable[[], None] | None = None
         """Called when a lease is given back or an engine changes: those that queue may find a place."""
+        self.touched: set[Target] | None = None
+        """Targets whose counts leases have changed, where somebody collects and clears them."""
         self._probed = probed
         self._specs: dict[str, EngineSpec] = {}
         self._generations = count(1)
@@ -133,12 +135,15 @@ class Fleet:
         """Told by a lease, once, when its counts are given back. Never raises."""
         if self._bounded:
             self._stale = True
+        if self.touched is not None:
+            self.touched.add(lease.target)
         self._room()
 
     def loads_changed(self) -> None:
-        """Peers or polls changed loads: those that windows bound are looked at again."""
+        """Peers or polls changed loads: there may be room now."""
         if self._bounded:
             self._stale = True
+        self._room()
 
     def windows_changed(self) -> None:
         """What some target may have has changed."""

@@ -36,6 +36,8 @@ class Lease:
         target.active += 1
         target.kv_tokens += kv_tokens
         target.pending_seconds += seconds
+        if fleet.touched is not None:
+            fleet.touched.add(target)
 
     def first_token(self, now: float = 0.0) -> None:
         """Its prefill is done: takes those seconds off, and its prompt is held. Later calls do nothing."""
@@ -46,6 +48,8 @@ class Lease:
         self.seconds = 0.0
         self.held_tokens = self._prompt_tokens
         target.held_tokens += self._prompt_tokens
+        if self._fleet.touched is not None:
+            self._fleet.touched.add(target)
 
     def tokens(self, count: int) -> None:
         """`count` more tokens came. They take what was promised; above that the target's `kv_tokens` grow."""

@@ -1,6 +1,6 @@
 """Seconds that sums take back exactly."""
 
-_A_SECOND = 1 << 20
+A_SECOND = 1 << 20
 
 
 def countable(seconds: float) -> float:
@@ -8,4 +8,4 @@ def countable(seconds: float) -> float:
 
     So what a lease added is gone without a rest when it is taken off. Not a number, negative: 0.
     """
-    return round(seconds * _A_SECOND) / _A_SECOND if 0 < seconds < 1e9 else 0.0
+    return round(seconds * A_SECOND) / A_SECOND if 0 < seconds < 1e9 else 0.0
