@@ -27,3 +27,8 @@ class DecodeConfig(BaseModel):
         description="Routers on other hosts in front of the same engines, this one included. They see each other only "
         "by polls, so all would choose the same engine: of several each compares a few that it draws.",
     )
+    fit_kv_weight: bool = Field(
+        default=False,
+        description="Fit kv_weight to what engines say tokens take, up to 4 times more or less. For engines that only "
+        "decode: beside prefill it would be fitted to that.",
+    )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from deepinfer_router.breaker import Breaker
 from deepinfer_router.engine_state import GETS_WORK, EngineState
+from deepinfer_router.metrics import counter
 from deepinfer_router.target import Engine
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_OPENED = counter("circuits_opened", "Times that an engine was left alone after faults.").labels()
+_HALVED = counter("engines_pressured", "Times that what an engine may have was halved after a 429 or 503.").labels()
 _HALVED_AT_MOST_EVERY_S = 1.0
 _NEVER = float("-inf")
 
@@ -89,6 +92,7 @@ class Health:
             if self._is_last(engine):
                 self._keep_one(engine, record, now)
             else:
+                _OPENED.inc()
                 logger.warning("engine %s left alone for %.0f s after: %s", engine.id, breaker.retry_at - now, kind)
                 self._set(engine, EngineState.OPEN)
         elif state is EngineState.READY:
@@ -103,6 +107,7 @@ class Health:
         if now - record.pressured_at < _HALVED_AT_MOST_EVERY_S:
             return
         record.pressured_at = now
+        _HALVED.inc()
         for target in engine.targets:
             target.window = max(1, target.active // 2)
         self._fleet.windows_changed()

@@ -2,11 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+from deepinfer_router.metrics import counter
 from deepinfer_router.roles import Role
 from deepinfer_router.target import Target
 
 if TYPE_CHECKING:
     from deepinfer_router.fleet import Fleet
+
+_LOST = counter(
+    "leases_lost", "Leases that nobody gave back: an error of the router, whose counts were mended."
+).labels()
 
 
 class Lease:
@@ -87,4 +92,5 @@ class Lease:
     def __del__(self) -> None:
         # A path that forgot it must not count for ever.
         if not self.outcome:
+            _LOST.inc()
             self.release("lost")

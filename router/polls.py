@@ -8,12 +8,14 @@ from math import inf
 
 from deepinfer_router.engine_state import EngineState
 from deepinfer_router.fleet import Fleet
+from deepinfer_router.metrics import counter
 from deepinfer_router.rounds import Fetch, Rounds
 from deepinfer_router.scrape import MAX_BYTES, Reading, read_metrics
 from deepinfer_router.target import NOTHING, Engine, Load, Target
 
 logger = logging.getLogger(__name__)
 
+_FAILED = counter("polls_failed", "Polls of an engine's metrics without an answer.").labels()
 _SILENT = frozenset((EngineState.STARTING, EngineState.OPEN))
 
 
@@ -55,8 +57,6 @@ class Polls:
         self._observe = observe
         self._config = fleet.config
         self._seen: dict[Target, _Seen] = {}
-        self.failures = 0
-        """Polls without a page, ever."""
         self.rounds = Rounds(fleet, self.ask, self._pause_s, clock)
 
     async def ask(self, engine: Engine) -> None:
@@ -71,7 +71,7 @@ class Polls:
         except Exception as error:
             logger.debug("engine %s: no metrics: %r", engine.id, error)
         if not page:
-            self.failures += 1
+            _FAILED.inc()
         for target, own, reading in zip(engine.targets, before, read_metrics(page, len(engine.targets)), strict=True):
             if reading.active is None:
                 self._stale(target)

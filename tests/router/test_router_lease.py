@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from deepinfer_router.engine_spec import EngineSpec
 from deepinfer_router.fleet import Fleet
-from deepinfer_router.lease import Lease
+from deepinfer_router.lease import _LOST, Lease
 from deepinfer_router.roles import Role
 from deepinfer_router.seconds import countable
 from deepinfer_router.target import NOTHING, Load, Target
@@ -86,9 +86,10 @@ def test_cancellation_gives_back() -> None:
 def test_a_forgotten_lease_gives_back() -> None:
     """production-stack#1072: maps that only grew."""
     fleet, target = one()
+    before = _LOST.value
     fleet.book(target, Work(prompt_tokens=5), Role.DECODE, 1.0)
     gc.collect()
-    assert load(target) == NOTHING
+    assert (load(target), _LOST.value) == (NOTHING, before + 1)
 
 
 def test_a_failing_listener_does_not_stop_the_release() -> None:
