@@ -4,6 +4,7 @@ import asyncio
 from random import Random
 from typing import Any
 
+from deepinfer_router.admission import Admission
 from deepinfer_router.bootstrap import Bootstrap
 from deepinfer_router.config import RouterConfig
 from deepinfer_router.decode import DecodePolicy
@@ -26,6 +27,7 @@ from deepinfer_router.resuming import Resuming
 from deepinfer_router.retry_budget import RetryBudget
 from deepinfer_router.roles import Role
 from deepinfer_router.upstreams import Upstreams
+from deepinfer_router.watching import Watching
 
 
 class App:
@@ -36,12 +38,15 @@ class App:
         self.config = config
         loop = asyncio.get_running_loop()
         clock, rng = loop.time, Random(seed)
-        self.fleet = Fleet(config.fleet, clock=clock)
+        self.fleet = Fleet(config.fleet, probed=True, clock=clock)
         self.entry = Entry(config.entry, config.identity, config.store, workers=config.process.workers)
         self.prefill = PrefillPolicy(config.prefill, EngineCosts.from_config(config.prefill))
         self.decode = DecodePolicy(config.decode, config.fleet.slow_start_s)
         self.upstreams = Upstreams(self.fleet, config.http.timeouts, config.http.engine_tls)
         self.budget = RetryBudget()
+        self.admission = Admission(config.admission)
+        self.fleet.on_room = self.admission.pump
+        self._watching = Watching(self.fleet, self.upstreams, config.decode.replicas, clock)
         disaggregation, failure = config.disaggregation, config.failure
         placer = Placer(
             self.fleet, self.prefill, self.decode, local_tokens=disaggregation.local_tokens, clock=clock, rng=rng
@@ -79,6 +84,7 @@ class App:
             failover,
             resuming,
             self.budget,
+            self.admission,
             failure,
             clock,
         )
@@ -86,7 +92,7 @@ class App:
         """Answers one exchange: what an `HttpServer` is given."""
 
     async def start(self) -> None:
-        """Know the engines of the configuration."""
+        """Know the engines of the configuration, and how they are: those that do not answer get no work yet."""
         for engine in self.config.engines:
             self.fleet.add(
                 EngineSpec(
@@ -99,6 +105,7 @@ class App:
                     engine.engine_class,
                 )
             )
+        await self._watching.start()
 
     def why_not_ready(self) -> str:
         """Why no request could be served now, in one line; empty: it could."""
@@ -117,6 +124,8 @@ class App:
 
     async def close(self) -> None:
         """After the server's drain: nothing is under way. Idempotent."""
+        self.admission.close()
+        await self._watching.stop()
         await self.disaggregated.close()
         await self.entry.close()
         await self.upstreams.close()

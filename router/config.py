@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from deepinfer_router.admission_config import AdmissionConfig
 from deepinfer_router.decode_config import DecodeConfig
 from deepinfer_router.disaggregation_config import DisaggregationConfig
 from deepinfer_router.discovery_config import DiscoveryConfig
@@ -49,6 +50,9 @@ class RouterConfig(BaseModel):
     store: StoreConfig | None = Field(default=None, description="Whom to ask for cached prefixes. Default: nobody.")
     prefill: PrefillConfig = Field(default=PrefillConfig.model_validate({}), description="Which engine prefills.")
     decode: DecodeConfig = Field(default=DecodeConfig.model_validate({}), description="Which engine decodes.")
+    admission: AdmissionConfig = Field(
+        default=AdmissionConfig.model_validate({}), description="Where requests wait for room."
+    )
     disaggregation: DisaggregationConfig = Field(
         default=DisaggregationConfig.model_validate({}), description="How requests are split between engines."
     )

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from deepinfer_router import error_body
+from deepinfer_router.admission import Admission
 from deepinfer_router.api import Api, api_of
 from deepinfer_router.delivery import Delivery
 from deepinfer_router.disaggregated import Disaggregated
@@ -11,12 +13,13 @@ from deepinfer_router.encode import Encoding
 from deepinfer_router.entry import Entry
 from deepinfer_router.errors import Refusal
 from deepinfer_router.exchange import Exchange
+from deepinfer_router.expected_output import ExpectedOutput
 from deepinfer_router.failover import Failover
 from deepinfer_router.failure_config import FailureConfig
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import HopFailed
 from deepinfer_router.journey import Journey
-from deepinfer_router.placement import Placed, Placer
+from deepinfer_router.placement import Placed, Placer, give_back
 from deepinfer_router.resume import hop_changes
 from deepinfer_router.resuming import Resuming
 from deepinfer_router.retry_budget import RetryBudget
@@ -37,6 +40,7 @@ class Flow:
         failover: Failover,
         resuming: Resuming,
         budget: RetryBudget,
+        admission: Admission,
         config: FailureConfig,
         clock: Callable[[], float],
     ) -> None:
@@ -49,6 +53,8 @@ class Flow:
         self._failover = failover
         self._resuming = resuming
         self._budget = budget
+        self._admission = admission
+        self._expected = ExpectedOutput()
         self._config = config
         self._clock = clock
 
@@ -73,8 +79,7 @@ class Flow:
                 request.release()
 
     async def _serve(self, journey: Journey) -> None:
-        request, now = journey.request, self._clock()
-        self._budget.request(now)
+        self._budget.request(self._clock())
         placed: Placed | None = await self._begin(journey)
         try:
             while placed is not None:
@@ -90,11 +95,7 @@ class Flow:
         finally:
             if placed is not None:
                 placed.release("cancelled")
-        usage = find_usage(journey.usage_in) if journey.usage_in else None
-        if usage is not None:
-            request.used(usage.prompt_tokens, usage.completion_tokens)
-        elif journey.events:
-            request.used(request.prompt_charged, journey.events)
+            self._account(journey)
 
     async def _begin(self, journey: Journey) -> Placed:
         """Its first place. Raises Refusal."""
@@ -102,22 +103,44 @@ class Flow:
         work, api = request.work, request.api
         if not api.generates:
             return self._or_refuse(self._placer.any(work), work.model)
+        if not self._placer.anybody(work.model) and not self._fleet.serves(work.model):
+            raise _unknown(work.model)
+        name = request.identity.name
+        work.expected_output = self._expected.estimate(work.model, name, work.max_tokens)
         if work.images and self._encoding.wanted(work):
             await self._encoding.run(journey)
         journey.splits = self._disaggregated.handover.splits(api, request.fields)
         if self._resuming.wanted(request):
             journey.transcript = self._resuming.transcript(request)
             journey.changes = {**journey.changes, **hop_changes(api.kind)}
-        self._placer.arrive(work)
-        return self._or_refuse(self._placer.place(work, journey.splits), work.model)
+        seconds = self._placer.arrive(work)
+        place = partial(self._placer.place, work, journey.splits)
+        return await self._admission.admit(work, seconds, place, give_back)
 
     def _or_refuse(self, placed: Placed | None, model: str) -> Placed:
         if placed is not None:
             return placed
         if model and not self._fleet.serves(model):
-            raise Refusal(404, "model_not_found", f"no engine serves the model {model!r}", param="model")
+            raise _unknown(model)
         raise Refusal(503, "no_engine", "no engine has room for this request now; try again", retry_after_s=1)
+
+    def _account(self, journey: Journey) -> None:
+        """What its tokens say: to its key's limits, and to estimates of what is to come."""
+        request = journey.request
+        usage = find_usage(journey.usage_in) if journey.usage_in else None
+        if usage is None:
+            if journey.events:
+                request.used(request.prompt_charged, journey.events)
+            return
+        request.used(usage.prompt_tokens, usage.completion_tokens)
+        most = request.work.max_tokens
+        if journey.outcome == "served" and (most is None or usage.completion_tokens < most):
+            self._expected.observe(request.work.model, request.identity.name, usage.completion_tokens)
 
     def _refuse(self, exchange: Exchange, api: Api, refusal: Refusal) -> None:
         if not exchange.closed:
             exchange.respond(*error_body.render(refusal, api))
+
+
+def _unknown(model: str) -> Refusal:
+    return Refusal(404, "model_not_found", f"no engine serves the model {model!r}", param="model")

@@ -50,6 +50,11 @@ class Placed:
             self.prefill.release(outcome)
 
 
+def give_back(placed: Placed) -> None:
+    """Nobody took it."""
+    placed.release("unused")
+
+
 class Placer:
     """Asks the policies and books what they answer. The event loop's thread only; no await between pick and booking."""
 
@@ -81,6 +86,11 @@ class Placer:
                 self._shapes.clear()
             shape = self._shapes[model] = Shape(prefill, decode)
         return shape
+
+    def anybody(self, model: str) -> bool:
+        """Whether some engine has room for work of this model."""
+        shape = self.shape(model)
+        return bool(shape.prefill or shape.decode)
 
     def arrive(self, work: Work) -> float:
         """Predicted seconds of its prefill. Once a request, before it is placed."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
+from scripted_stream import pieces, stream
 
 from deepinfer_router.api import Kind
 
@@ -70,6 +71,11 @@ class Engine:
         headers = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in rest if each)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         asked = Asked(line.split(" ")[1], headers, body)
+        if line.startswith("GET"):
+            await answer({}, 200 if asked.path == "/health" else 404, {"connection": "close"})(asked, writer)
+            return False  # so that the requests of a test find no connection in the pool
+        if asked.path == "/detokenize":
+            return await answer({"prompt": "".join(pieces(asked.body["tokens"]))})(asked, writer)
         self.asked.append(asked)
         acting = asyncio.ensure_future(self.act(asked, writer))
         gone = asyncio.ensure_future(reader.read(1))  # nothing more comes before the answer, but the end
@@ -173,4 +179,45 @@ def by_stage(prefill: Act, decode: Act) -> Act:
     return act
 
 
-PATHS = {Kind.CHAT: "/v1/chat/completions", Kind.COMPLETION: "/v1/completions"}
+def prefilled(params: dict[str, Any] | None = None, cached_tokens: int | None = None) -> Act:
+    """A prefill engine's answer. `params`: its `kv_transfer_params`."""
+
+    async def act(asked: Asked, writer: asyncio.StreamWriter) -> bool:
+        said = completion(asked, "x", kv_transfer_params=params)
+        if cached_tokens is not None:
+            said["usage"]["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+        return await answer(said)(asked, writer)
+
+    return act
+
+
+def spoken(fields: dict[str, Any]) -> list[int]:
+    """The prompt of a request whose prompt is token ids; else some ids."""
+    params = fields.get("kv_transfer_params") or {}
+    prompt = fields.get("prompt")
+    return params.get("prompt_token_ids") or (prompt if isinstance(prompt, list) else [7, 7, 7])
+
+
+def generates(ids: list[int], *, prompt: int = 3, **how: Any) -> Act:
+    """Streams what is left of `ids` after the prompt's first `prompt` tokens, or answers it whole."""
+
+    def left(asked: Asked) -> tuple[list[int], list[int]]:
+        asked_ids = spoken(asked.body)
+        return asked_ids, ids[len(asked_ids) - prompt :]
+
+    def events(asked: Asked) -> list[bytes]:
+        asked_ids, rest = left(asked)
+        kind = Kind.CHAT if "chat" in asked.path else Kind.COMPLETION
+        usage = bool((asked.body.get("stream_options") or {}).get("include_usage"))
+        name = f"{kind}-{asked.headers['x-request-id']}"
+        return stream(kind, asked_ids, rest, with_ids=bool(asked.body.get("return_token_ids")), name=name, usage=usage)
+
+    async def act(asked: Asked, writer: asyncio.StreamWriter) -> bool:
+        if asked.body.get("stream"):
+            return await streamed(events, **how)(asked, writer)
+        await asyncio.sleep(how.get("first_s", 0.0))
+        if how.get("then", "end") != "end":
+            return await broken(how["then"])(asked, writer)
+        return await answer(completion(asked, "".join(pieces(left(asked)[1]))))(asked, writer)
+
+    return act
