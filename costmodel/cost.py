@@ -100,6 +100,12 @@ class Cost:
         return cls(cap_tokens=cap, **numbers)
 
 
+def clipped(alpha: float, beta: float, gamma: float, cap_tokens: int | None = None, index: float = 0.0) -> Cost:
+    """The nearest coefficients that an engine can have."""
+    values = dict(zip(_LIMITS, (alpha, beta, gamma, index), strict=True))
+    return Cost(cap_tokens=cap_tokens, **{name: min(max(0.0, value), _LIMITS[name]) for name, value in values.items()})
+
+
 def attended(q: float, c: float, cap_tokens: int) -> float:
     """Pairs of q new tokens behind c and what each attends to: the integral of min(x, cap_tokens) over c..c+q."""
     below = min(q, max(0.0, cap_tokens - c))
