@@ -20,7 +20,9 @@ class DecodeConfig(BaseModel):
     full_scan_most: int = Field(
         default=512, ge=1, description="Of more targets than this a few are drawn and compared."
     )
-    choices: int = Field(default=4, ge=2, le=64, description="How many are drawn.")
+    choices: int = Field(
+        default=2, ge=2, le=64, description="How many are drawn for a request of mean size; for larger ones more."
+    )
     replicas: int = Field(
         default=1,
         ge=1,

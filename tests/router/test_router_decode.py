@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,9 +102,9 @@ def test_slow_start_steers_and_never_refuses() -> None:
 
 
 def test_draws_of_replicas() -> None:
-    """Four different targets are drawn, all alike often, and the least of them is taken."""
+    """Different targets are drawn, all alike often, and the least of them is taken."""
     targets = made([(number, 0) for number in range(10)])
-    policy, rng = DecodePolicy(DecodeConfig(replicas=8)), Random(3)
+    policy, rng = DecodePolicy(DecodeConfig(replicas=8, choices=4)), Random(3)
     counts = [0] * 10
     for _ in range(5000):
         pick = policy.pick(Work(), targets, 1.0, rng)
@@ -113,6 +114,18 @@ def test_draws_of_replicas() -> None:
     for number, sets in enumerate((84, 56, 35, 20, 10, 4, 1)):
         assert abs(counts[number] - 5000 * sets / 210) < 150
     assert counts[7:] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("prompt_tokens", "drawn"), [(0, 2), (1000, 2), (4000, 6), (16_000, 16), (1_000_000, 20)])
+def test_larger_requests_are_compared_with_more(prompt_tokens: int, drawn: int) -> None:
+    """A request of `s` times the mean with s**0.75 times as many, at most half: how often the least of 40 is among
+    them."""
+    targets = made([(1 + (number > 0), 1000 * (1 + (number > 0))) for number in range(40)])
+    policy, rng, work = DecodePolicy(DecodeConfig(replicas=2)), Random(5), Work(prompt_tokens=prompt_tokens)
+    work.expected_output = 0
+    picks = [policy.pick(work, targets, 1.0, rng) for _ in range(4000)]
+    found = sum(pick is not None and pick.target is targets[0] for pick in picks)
+    assert abs(found - 4000 * drawn / 40) < 4 * (4000 * drawn / 40) ** 0.5
 
 
 def test_beyond_the_full_scan() -> None:
