@@ -12,6 +12,8 @@ from deepinfer_router.http_response import HELD_BYTES, UpstreamError, UpstreamRe
 
 _JOINED_BYTES = 64 << 10
 """A request's head and a body below this are one write."""
+_FRAMING_BYTES = 256 << 10
+"""Of headers, trailers and interim answers that are read for one request."""
 _RACE_S = 1.0
 """A connection of the pool that the engine closes within this time of a request was being closed already."""
 
@@ -59,6 +61,7 @@ class EngineConnection(asyncio.Protocol):
         "_first",
         "_held",
         "_closed",
+        "_framing_bytes",
     )
 
     def __init__(self, pool: "Pool") -> None:
@@ -80,6 +83,7 @@ class EngineConnection(asyncio.Protocol):
         self._first = False  # no piece of the body has been handed on yet
         self._held = False
         self._closed = False
+        self._framing_bytes = 0  # reads in which nothing of a body came
 
     # the pool's
 
@@ -96,6 +100,7 @@ class EngineConnection(asyncio.Protocol):
         self._sent_at = now = pool.loop.time()
         self._head_only = head_only
         self._silent = True
+        self._framing_bytes = 0
         self.deadline = NEVER if first_byte_s is None else now + first_byte_s
         if len(body) < _JOINED_BYTES:
             self._transport.write(head + body)
@@ -195,14 +200,23 @@ class EngineConnection(asyncio.Protocol):
             if sink is None:
                 if not self._held and sum(map(len, pieces)) > HELD_BYTES:
                     self.hold(True)
-            elif pieces:
+            elif not pieces:
+                self._framing_bytes += len(data)
+            else:
                 body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
                 pieces.clear()
                 if self._first:
                     self._begun()
                 sink.data(body, False)
-        if broken is not None and not self._closed:
+        else:
+            self._framing_bytes += len(data)
+        if self._closed:
+            return
+        if broken is not None:
             self.lose(UpstreamError("protocol", True, f"{self.name} sent what is not HTTP/1.1: {broken}"))
+        elif self._framing_bytes > _FRAMING_BYTES:
+            why = f"more than {_FRAMING_BYTES} bytes of headers"
+            self.lose(UpstreamError("protocol", True, f"{self.name} sent {why}"))
 
     def eof_received(self) -> bool:
         return False
@@ -239,6 +253,7 @@ class EngineConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._response is not None or self._waiter is None:
             raise HttpParserError("data that no request asked for")
+        self._headers = []  # trailers of the message before
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))

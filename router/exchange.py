@@ -162,6 +162,7 @@ class Exchange:
 
     def abort(self) -> None:
         """End the connection at once, so that the client sees an answer that is not complete."""
+        self.closed = True
         self.transport.abort()
 
     def cut(self) -> None:
@@ -204,7 +205,7 @@ class Exchange:
         while self.paused and not self.closed:
             if self._resumed is None:
                 self._resumed = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._resumed)
+            await asyncio.shield(self._resumed)  # others may wait for it too
 
     def _send(self, data: bytes, tail: bytes) -> None:
         head = self._head

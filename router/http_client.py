@@ -36,7 +36,7 @@ class Upstream:
         self._tls: ssl.SSLContext | None = (tls or EngineTls()).context() if self._secure else None
         self._server_name = (tls.server_name if tls else None) or parts.hostname
         self._host_line = b" HTTP/1.1\r\nhost: " + parts.netloc.rpartition("@")[2].encode() + b"\r\n"
-        self._idle: list[EngineConnection] = []
+        self._idle: dict[EngineConnection, None] = {}  # in the order of their return
         self._open: set[EngineConnection] = set()
 
     @property
@@ -60,7 +60,7 @@ class Upstream:
             first_byte_s = self.timeouts.first_byte_s
         head_only = method == b"HEAD"
         if self._idle:
-            connection = self._idle.pop()
+            connection, _ = self._idle.popitem()
             try:
                 return await self._answer(connection, connection.send(head, body, head_only, first_byte_s))
             except UpstreamError as error:
@@ -120,13 +120,12 @@ class Upstream:
 
     def unused(self, connection: EngineConnection) -> None:
         """It must not be taken from the pool."""
-        if connection in self._idle:
-            self._idle.remove(connection)
+        self._idle.pop(connection, None)
 
     def give_back(self, connection: EngineConnection) -> None:
         """It is idle."""
         connection.deadline = self.deadlines.now + self.timeouts.idle_s
-        self._idle.append(connection)
+        self._idle[connection] = None
 
     async def _answer(
         self, connection: EngineConnection, answer: "asyncio.Future[UpstreamResponse]"

@@ -24,6 +24,8 @@ _FRAMING = frozenset(
         b"upgrade",
     )
 )
+_FRAMING_BYTES = 64 << 10
+"""Of a chunked body that llhttp may read beyond 8 for each of its own: a chunk of one byte has 5 of framing."""
 
 
 class Request:
@@ -42,6 +44,8 @@ class Request:
         "complete",
         "_parser",
         "_seam",
+        "_fed_bytes",
+        "_head_read",
     )
 
     def __init__(self, head: bytes) -> None:
@@ -56,6 +60,8 @@ class Request:
         """Bytes of the body so far."""
         self.complete = False
         self._seam = b""
+        self._fed_bytes = 0
+        self._head_read = False
         self._parser = parser = HttpRequestParser(self)
         try:
             parser.feed_data(head)
@@ -92,6 +98,7 @@ class Request:
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
     def _feed_chunks(self, data: bytes) -> bytes | None:
+        self._fed_bytes += len(data)
         start = 0
         while start < len(data):
             end = self._next_end(data, start)
@@ -102,6 +109,8 @@ class Request:
             if self.complete:
                 return data[end:]
             start = end
+        if self._fed_bytes > 8 * self.size + _FRAMING_BYTES:
+            raise _bad("chunks, or trailers, of far more framing than body")
         self._seam = (self._seam + data[-3:])[-3:]
         return None
 
@@ -142,6 +151,8 @@ class Request:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_read:
+            return  # a trailer, which must not pass for a header
         name = name.lower()
         self.headers.append((name, value))
         if name in _FRAMING:
@@ -149,6 +160,7 @@ class Request:
             framing[name] = framing[name] + b"," + value if name in framing else value
 
     def on_headers_complete(self) -> None:
+        self._head_read = True
         self.keep_alive = self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:

@@ -13,6 +13,7 @@ from deepinfer_router.errors import Refusal
 from deepinfer_router.exchange import Exchange, Handler
 from deepinfer_router.http_coding import decoded
 from deepinfer_router.http_config import Limits
+from deepinfer_router.http_headers import status_line
 from deepinfer_router.http_request import END, Request
 from deepinfer_router.listen import listening_socket
 
@@ -98,7 +99,7 @@ class HttpServer:
                     _fail(exchange, Refusal(500, "internal_error", "the router gave no answer to this request"))
                 else:
                     exchange.abort()
-            self.tasks.discard(asyncio.current_task())
+            self.tasks.discard(asyncio.current_task(self.loop))
 
 
 class ServerConnection(asyncio.Protocol):
@@ -170,6 +171,7 @@ class ServerConnection(asyncio.Protocol):
             return False
         if not self._server.limits.half_close:
             self._transport.abort()  # and not after what is still to be sent
+            self._client_gone()
             return False
         self._ending = True
         exchange.close_after()
@@ -183,13 +185,7 @@ class ServerConnection(asyncio.Protocol):
         self._buffered = 0
         self._ending = True
         self._request = None
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            for callback in exchange.client_gone():
-                try:
-                    callback()
-                except Exception:
-                    _log.exception("told that a client has gone")
+        self._client_gone()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -262,9 +258,19 @@ class ServerConnection(asyncio.Protocol):
         """At once."""
         self._transport.abort()
 
+    def _client_gone(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            for callback in exchange.client_gone():
+                try:
+                    callback()
+                except Exception:
+                    _log.exception("told that a client has gone")
+
     def _read_ahead(self) -> None:
         if self._exchange is None and self._request is None and not self._ending:
-            self._read_head(self._buffer)
+            data, self._buffer = self._buffer, b""
+            self._read_head(data)
 
     def _read_head(self, data: bytes) -> None:
         limits = self._server.limits
@@ -299,7 +305,7 @@ class ServerConnection(asyncio.Protocol):
             if request.complete:
                 self._begin(request, data[end:])
                 return
-            self._expect(request, len(data) > end)
+            self._before_body(request, len(data) > end)
         except Refusal as refusal:
             self._refuse(refusal)
             return
@@ -308,7 +314,8 @@ class ServerConnection(asyncio.Protocol):
         if len(data) > end:
             self._read_body(request, data[end:])
 
-    def _expect(self, request: Request, begun: bool) -> None:
+    def _before_body(self, request: Request, begun: bool) -> None:
+        """Answer an Expect. Raises Refusal: the body need not come."""
         limit = self._server.limits.max_body_bytes
         if request.length is not None and request.length > limit:
             raise _too_large(request.length, limit)
@@ -373,8 +380,8 @@ class ServerConnection(asyncio.Protocol):
         self.deadline = self._server.loop.time() + _LINGER_S
         body = _body(refusal)
         self._transport.write(
-            b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (refusal.status, len(body), body)
+            b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (status_line(refusal.status), len(body), body)
         )
         if self._transport.can_write_eof():
             self._transport.write_eof()
