@@ -224,6 +224,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         self._pool.ended(self)
+        self._parser = None  # which refers to this
         response = self._response
         if response is not None and exc is None and not response.error and _until_close(response):
             response.complete = True

@@ -62,7 +62,8 @@ class Request:
         self._seam = b""
         self._fed_bytes = 0
         self._head_read = False
-        self._parser = parser = HttpRequestParser(self)
+        parser = HttpRequestParser(self)
+        self._parser = parser
         try:
             parser.feed_data(head)
         except HttpParserUpgrade:  # it would take what follows for another protocol
@@ -73,6 +74,8 @@ class Request:
             raise _bad(str(error)) from None
         self.method: bytes = parser.get_method()
         self._check(head)
+        if self.length is not None:
+            self._parser = None  # which refers to this
 
     @property
     def chunked(self) -> bool:
@@ -107,6 +110,7 @@ class Request:
             except HttpParserError as error:
                 raise _bad(str(error)) from None
             if self.complete:
+                self._parser = None
                 return data[end:]
             start = end
         if self._fed_bytes > 8 * self.size + _FRAMING_BYTES:

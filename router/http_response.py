@@ -122,6 +122,7 @@ class UpstreamResponse:
                     await queue.more()
         finally:
             self.cancel()
+            self.sink = None  # which refers to this
 
 
 class _Queue:

@@ -181,10 +181,9 @@ class ServerConnection(asyncio.Protocol):
         server = self._server
         server.connections.discard(self)
         server.deadlines.forget(self)
-        server.buffered_bytes -= self._buffered
-        self._buffered = 0
         self._ending = True
         self._request = None
+        self._unbuffer()
         self._client_gone()
 
     def pause_writing(self) -> None:
@@ -215,6 +214,7 @@ class ServerConnection(asyncio.Protocol):
         elif self._buffer:
             self._refuse(Refusal(408, "head_timeout", "the headers of the request did not arrive in time"))
         else:
+            self._ending = True
             self._transport.close()
 
     # the exchange's
@@ -224,17 +224,14 @@ class ServerConnection(asyncio.Protocol):
         self._exchange = None
         server = self._server
         if self._buffered:
-            server.buffered_bytes -= self._buffered
-            self._buffered = 0
+            self._unbuffer()
         if not reusable or self._ending or server.draining:
             self._ending = True
+            self.deadline = server.deadlines.now + server.limits.write_stall_s
             self._transport.close()
             return
         if not self._paused:
             self.deadline = server.deadlines.now + server.limits.keep_alive_s
-        if self._held:
-            self._held = False
-            self._transport.resume_reading()
         if self._buffer:
             server.loop.call_soon(self._read_ahead)
 
@@ -258,6 +255,10 @@ class ServerConnection(asyncio.Protocol):
         """At once."""
         self._transport.abort()
 
+    def _unbuffer(self) -> None:
+        self._server.buffered_bytes -= self._buffered
+        self._buffered = 0
+
     def _client_gone(self) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
@@ -271,6 +272,9 @@ class ServerConnection(asyncio.Protocol):
         if self._exchange is None and self._request is None and not self._ending:
             data, self._buffer = self._buffer, b""
             self._read_head(data)
+            if self._held and (self._exchange is None or len(self._buffer) <= _AHEAD_BYTES):
+                self._held = False
+                self._transport.resume_reading()
 
     def _read_head(self, data: bytes) -> None:
         limits = self._server.limits
@@ -281,6 +285,9 @@ class ServerConnection(asyncio.Protocol):
                 return
         end = data.find(END)
         if end < 0 or end > limits.max_header_bytes:
+            if not data[:1].isalpha():
+                self._refuse(Refusal(400, "bad_request", "not a request: it does not begin with a method's name"))
+                return
             if len(data) > limits.max_header_bytes:
                 self._refuse(
                     Refusal(
@@ -377,6 +384,7 @@ class ServerConnection(asyncio.Protocol):
         self._ending = True
         self._request = None
         self._buffer = b""
+        self._unbuffer()
         self.deadline = self._server.loop.time() + _LINGER_S
         body = _body(refusal)
         self._transport.write(

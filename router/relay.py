@@ -62,8 +62,8 @@ async def relay(
         response.cancel()
         raise
     finally:
-        if exchange.on_pause is not None:
-            exchange.on_pause = None
+        exchange.on_pause = None
+        response.sink = None  # which refers to the response
 
 
 class _Relay:

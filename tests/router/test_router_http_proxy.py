@@ -1,6 +1,7 @@
 """Requests through the whole data path: a client's socket, the server, a handler that relays, an engine's socket."""
 
 import asyncio
+import gc
 import gzip
 
 import pytest
@@ -266,5 +267,33 @@ def test_an_engine_that_is_not_there() -> None:
         assert (await ask(proxy.port)).status == 502
         [error] = proxy.outcomes
         assert not isinstance(error, str) and (error.kind, error.sent) == ("connect", False)
+
+    case(run)
+
+
+def test_requests_leave_no_cycles() -> None:
+    """Else bodies stay until the garbage collector comes by, and it comes often."""
+
+    async def run(proxy: Proxy) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+
+        async def some(count: int) -> None:
+            for _ in range(count):
+                for script in (echo, chunked(*EVENTS)):
+                    proxy.engine.script = script
+                    writer.write(request(b"POST", b"/", b"x"))
+                    await read_answer(reader)
+                writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n")
+                await read_answer(reader)
+
+        await some(3)
+        gc.collect()
+        gc.disable()
+        try:
+            await some(100)
+            assert gc.collect() < 100
+        finally:
+            gc.enable()
+        writer.close()
 
     case(run)
