@@ -63,7 +63,8 @@ class PrefillPolicy:
         """By the models that engines serve: those of other models cannot help out."""
         self._config = config
         self._edges = config.edges_tokens if config.pools else ()
-        self._names = config.group_names
+        self.groups = config.group_names
+        """Their names, from the shortest."""
         self._slow_start_s = slow_start_s
         self._max_pending_s = inf if config.max_pending_s is None else config.max_pending_s
         self._views: dict[int, _View] = {}
@@ -120,19 +121,16 @@ class PrefillPolicy:
             return None
         if kinds is not None:
             seconds = kinds[target.engine.kind]
-        return Pick(target, reason, target.pending_seconds + seconds, self._names[group], seconds)
+        return Pick(target, reason, target.pending_seconds + seconds, self.groups[group], seconds)
 
-    def gauges(self) -> list[tuple[str, dict[str, str], float]]:
-        """(name, labels, value) of what the pools do."""
-        rows: list[tuple[str, dict[str, str], float]] = []
-        for models, pool in self.pools.items():
-            fleet = {"models": ",".join(models)}
-            rows.append(("prefill_moves_total", fleet, pool.moves))
-            rows.append(("prefill_moves_frozen", fleet, pool.frozen))
-            for name, engines, demand in zip(self._names, pool.counts(), pool.demand, strict=True):
-                rows.append(("prefill_group_engines", fleet | {"group": name}, engines))
-                rows.append(("prefill_group_demand", fleet | {"group": name}, demand))
-        return rows
+    def served(self, pick: Pick, work: Work, seconds: float, now: float) -> None:
+        """The first byte of what `pick` was for came `seconds` after it was sent: what the costs are fitted to.
+
+        Not of answers that come whole, after their decode.
+        """
+        q = work.uncached_tokens
+        waited_s = pick.predicted_seconds - pick.cost_seconds
+        self.costs.observe(pick.target.engine.kind, q, max(0, work.prompt_tokens - q), waited_s, seconds, now)
 
     def _view(self, targets: Sequence[Target]) -> _View:
         view = self._views.get(id(targets))
