@@ -46,7 +46,7 @@ class EngineCosts:
         return fit.cost
 
     def observe(self, kind: str, q: int, c: int, waited_s: float, seconds: float, now: float) -> None:
-        """A prefill of q tokens behind c took `seconds` until its first byte; `waited_s` of them it waited, as estimated.
+        """A prefill of q tokens behind c took `seconds` to its first byte, `waited_s` of them waiting, as estimated.
 
         Those of engines that had nothing else to do tell the most: others are used only while there are none.
         """
