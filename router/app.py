@@ -8,6 +8,7 @@ from deepinfer_router.admission import Admission
 from deepinfer_router.bootstrap import Bootstrap
 from deepinfer_router.config import RouterConfig
 from deepinfer_router.decode import DecodePolicy
+from deepinfer_router.decode_fit import WeightFit
 from deepinfer_router.delivery import Delivery
 from deepinfer_router.disaggregated import Disaggregated
 from deepinfer_router.encode import Encoding
@@ -46,7 +47,10 @@ class App:
         self.budget = RetryBudget()
         self.admission = Admission(config.admission)
         self.fleet.on_room = self.admission.pump
-        self._watching = Watching(self.fleet, self.upstreams, config.decode.replicas, clock)
+        fit = WeightFit(self.decode, config.decode.kv_weight) if config.decode.fit_kv_weight else None
+        self._watching = Watching(
+            self.fleet, self.upstreams, config.decode.replicas, config.process.workers, fit, clock
+        )
         disaggregation, failure = config.disaggregation, config.failure
         placer = Placer(
             self.fleet, self.prefill, self.decode, local_tokens=disaggregation.local_tokens, clock=clock, rng=rng

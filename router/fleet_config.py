@@ -30,8 +30,11 @@ class FleetConfig(BaseModel):
         description="An engine with requests whose own counters stand still for so long is stuck, whatever it answers "
         "to probes. Longer than its longest prefill: counters move when an answer does.",
     )
-    poll_s: float = Field(
-        default=1.0, gt=0, description="Time between polls of an engine's /metrics. With several routers 0.2 or less."
+    poll_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Time between polls of an engine's /metrics, which one worker does for all of a host. Default: 1, "
+        "with routers on several hosts 0.2.",
     )
     poll_path: str = Field(default="/metrics", pattern="^/", description="What a poll asks for.")
     stale_s: float = Field(default=5.0, gt=0, description="A poll says nothing any more after so long.")

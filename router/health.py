@@ -132,7 +132,7 @@ class Health:
 
     def keep_last(self) -> None:
         """Engines were removed or drained: an open one without which a role has none is tried at once."""
-        for engine, record in self._records.items():
+        for engine, record in list(self._records.items()):
             if engine.state is EngineState.OPEN and self._is_last(engine):
                 self._keep_one(engine, record, self._clock())
 

@@ -13,8 +13,9 @@ from deepinfer_router.target import Load
 MAGIC = b"DIRC0001"
 HEADER = struct.Struct("<8sQII")
 """Magic, number of the writing, checksum and bytes of the records."""
-RECORD = struct.Struct("<Qqqqq")
-"""Key of a target, then a `Load`, its seconds in units of `countable`."""
+RECORD = struct.Struct("<Q8q")
+"""Key of a target; its sender's `Load`, seconds in units of `countable`; strangers' requests and KV tokens, capacity in
+KV tokens or -1, shared KV tokens."""
 MOST_TARGETS = 4096
 SIZE = HEADER.size + MOST_TARGETS * RECORD.size
 
@@ -27,10 +28,9 @@ class Sums:
         self.touched: set[int] = set()
         """Keys whose sums have changed; whoever has seen them clears it."""
 
-    def add(self, record: bytes, sign: int) -> None:
-        """One target of one worker; `sign` -1: takes it off again."""
-        key, *counts = RECORD.unpack(record)
-        total = [old + sign * new for old, new in zip(self._sums.get(key, (0, 0, 0, 0)), counts, strict=True)]
+    def add(self, key: int, load: tuple[int, ...], sign: int) -> None:
+        """One target of one worker, in the units of records; `sign` -1: takes it off again."""
+        total = [old + sign * new for old, new in zip(self._sums.get(key, (0, 0, 0, 0)), load, strict=True)]
         if any(total):
             self._sums[key] = total
         else:
@@ -54,6 +54,8 @@ class PeerCounts:
         except (OSError, ValueError) as error:
             os.close(self._file)
             raise OSError(f"{path}: {error}") from error
+        self.polled: dict[int, tuple[int, ...]] = {}
+        """By key, what it says of polls: the last four numbers of records."""
         self._header = b""
         self._records = b""
 
@@ -94,7 +96,11 @@ class PeerCounts:
             old, new = before[at : at + size], records[at : at + size]
             if old != new:
                 if old:
-                    sums.add(old, -1)
+                    key, *counts = RECORD.unpack(old)
+                    sums.add(key, tuple(counts[:4]), -1)
+                    self.polled.pop(key, None)
                 if new:
-                    sums.add(new, 1)
+                    key, *counts = RECORD.unpack(new)
+                    sums.add(key, tuple(counts[:4]), 1)
+                    self.polled[key] = tuple(counts[4:])
         self._records = records

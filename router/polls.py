@@ -16,6 +16,8 @@ from deepinfer_router.target import NOTHING, Engine, Load, Target
 logger = logging.getLogger(__name__)
 
 _FAILED = counter("polls_failed", "Polls of an engine's metrics without an answer.").labels()
+_POLL_S = 1.0
+_POLL_AMONG_REPLICAS_S = 0.2
 _SILENT = frozenset((EngineState.STARTING, EngineState.OPEN))
 
 
@@ -26,6 +28,8 @@ class _Seen:
     polled_at: float
     strangers: Load = NOTHING
     moved_at: float = 0.0
+    learnt_tokens: int | None = None
+    """Capacity by the last poll."""
     reading: Reading = field(default_factory=Reading)
 
 
@@ -45,17 +49,21 @@ class Polls:
         clock: Callable[[], float],
         replicas: int = 1,
         observe: Callable[[int, int, float], None] | None = None,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         """`replicas`: routers on other hosts and this; then strangers are many, and come and go between two polls.
 
-        `observe(active, kv_tokens, seconds)` hears what a token took while that load was there.
+        `observe(active, kv_tokens, seconds)` hears what a token took while that load was there. `leads`: whether this
+        process polls, and not another of its host, see `SharedCounts.leads`.
         """
         self._fleet = fleet
         self._fetch = fetch
         self._clock = clock
         self._replicas = replicas
         self._observe = observe
+        self._leads = leads
         self._config = fleet.config
+        self._poll_s = self._config.poll_s or (_POLL_S if replicas == 1 else _POLL_AMONG_REPLICAS_S)
         self._seen: dict[Target, _Seen] = {}
         self.rounds = Rounds(fleet, self.ask, self._pause_s, clock)
 
@@ -77,20 +85,25 @@ class Polls:
                 self._stale(target)
             else:
                 self._see(target, own, reading)
+        if self._fleet.touched is not None:
+            self._fleet.touched.update(engine.targets)
         self._fleet.loads_changed()
         self._forget()
 
     def _see(self, target: Target, before: Load, reading: Reading) -> None:
         now = self._clock()
-        if target.capacity_tokens is None and reading.capacity_tokens is not None:
-            target.capacity_tokens = reading.capacity_tokens
-        reading.capacity_tokens = target.capacity_tokens
+        last = self._seen.get(target)
+        # What was learnt, and not told by the configuration, may be other after a restart of the engine.
+        if target.capacity_tokens is None or (last is not None and target.capacity_tokens == last.learnt_tokens):
+            target.capacity_tokens = reading.capacity_tokens or target.capacity_tokens
+        learnt, reading.capacity_tokens = reading.capacity_tokens, target.capacity_tokens
         strangers = self._strangers(target, before, reading)
         seen = self._seen.setdefault(target, _Seen(now, strangers))
         seen.polled_at = now
+        seen.learnt_tokens = learnt
         # Alone, strangers are few and a request that has just ended looks like one: they count when seen twice.
-        seen.strangers, last = strangers, seen.strangers
-        target.see_strangers(strangers if self._replicas > 1 else _least(strangers, last))
+        target.see_strangers(strangers if self._replicas > 1 else _least(strangers, seen.strangers))
+        seen.strangers = strangers
         self._check_progress(target, seen, reading)
         self._tell(seen.reading, reading)
         seen.reading = reading
@@ -146,7 +159,7 @@ class Polls:
             del self._seen[gone]
 
     def _pause_s(self, engine: Engine) -> float:
-        return inf if engine.state in _SILENT else self._config.poll_s
+        return inf if engine.state in _SILENT or not self._leads() else self._poll_s
 
 
 def _least(first: Load, second: Load) -> Load:

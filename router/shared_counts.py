@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time_ns
 from uuid import uuid4
 from zlib import crc32
 
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.peer_counts import HEADER, MAGIC, MOST_TARGETS, RECORD, SIZE, PeerCounts, Sums
 from deepinfer_router.seconds import A_SECOND
-from deepinfer_router.target import Engine, Target
+from deepinfer_router.target import Engine, Load, Target
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ class SharedCounts:
     rely on, and what a worker does not read in one fold is only older by that. Targets are known by the engine's id
     and address and the rank, so that no agreement about their order or their lives is needed. A fold costs what has
     changed since the last; tokens that were promised, and came, are published with the next change, or soon.
+
+    One worker, the oldest, polls engines for all: their metrics cost an engine's front end milliseconds. The others
+    take what it says of strangers and capacities.
     """
 
     def __init__(self, fleet: Fleet, directory: Path, clock: Callable[[], float]) -> None:
@@ -42,11 +45,13 @@ class SharedCounts:
         self._fleet = fleet
         self._directory = directory
         self._clock = clock
-        self._path = directory / f"{os.getpid()}-{uuid4().hex}{_SUFFIX}"
+        self._path = directory / f"{time_ns():020}-{os.getpid()}-{uuid4().hex}{_SUFFIX}"
         self._file, self._map = _make(self._path)
         self._records = bytearray()
         self._writings = 0
         self._others: dict[str, PeerCounts] = {}
+        self._leader: PeerCounts | None = None
+        """The oldest worker; None: this one."""
         self._sums = Sums()
         self._targets: dict[int, Target] = {}
         self._places: dict[Target, tuple[int, int]] = {}
@@ -59,6 +64,11 @@ class SharedCounts:
     def workers(self) -> int:
         """Living ones, this one included, as of the last look."""
         return 1 + len(self._others)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker polls for all."""
+        return self._leader is None
 
     async def run(self, interval_s: float = 0.005) -> None:
         """Folds until it is cancelled, then leaves."""
@@ -95,6 +105,7 @@ class SharedCounts:
         for other in self._others.values():
             other.leave(self._sums)
         self._others.clear()
+        self._leader = None
         self._see()
 
     def _learn_targets(self) -> None:
@@ -116,9 +127,21 @@ class SharedCounts:
         for target in targets:
             place = self._places.get(target)
             if place is not None:
-                own = target.own
-                units = int(own.pending_seconds * A_SECOND)
-                RECORD.pack_into(records, place[1], place[0], own.active, own.kv_tokens, units, own.held_tokens)
+                key, offset = place
+                own, strangers, capacity = target.own, target.strangers, target.capacity_tokens
+                RECORD.pack_into(
+                    records,
+                    offset,
+                    key,
+                    own.active,
+                    own.kv_tokens,
+                    int(own.pending_seconds * A_SECOND),
+                    own.held_tokens,
+                    strangers.active,
+                    strangers.kv_tokens,
+                    -1 if capacity is None else capacity,
+                    target.shared_tokens,
+                )
         touched = self._fleet.touched
         if touched or targets is self._places:
             self._writings += 1
@@ -142,6 +165,11 @@ class SharedCounts:
                 other.remove()
                 other.leave(self._sums)
                 del self._others[name]
+        oldest = min(self._others, default="")
+        leader = self._others[oldest] if oldest and oldest < self._path.name else None
+        if leader is not self._leader:
+            self._leader = leader
+            self._sums.touched.update(self._targets)
 
     def _see(self) -> None:
         sums = self._sums
@@ -150,8 +178,17 @@ class SharedCounts:
                 target = self._targets.get(key)
                 if target is not None:
                     target.see_peers(sums.load(key))
+                    if self._leader is not None and key in self._leader.polled:
+                        _see_polled(target, *self._leader.polled[key])
             sums.touched.clear()
             self._fleet.loads_changed()
+
+
+def _see_polled(target: Target, active: int, kv_tokens: int, capacity: int, shared_tokens: int) -> None:
+    target.see_strangers(Load(active, kv_tokens, 0.0, kv_tokens))
+    target.shared_tokens = shared_tokens
+    if capacity >= 0:
+        target.capacity_tokens = capacity
 
 
 def _key(engine: Engine, rank: int) -> int:

@@ -143,6 +143,33 @@ def test_capacity_is_learnt_unless_it_was_told() -> None:
         assert target.capacity_tokens == known
 
 
+def test_a_learnt_capacity_may_change_when_the_engine_restarts() -> None:
+    engines = Engines()
+    (target,) = engines.targets
+    for blocks in (100, 50):
+        info = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}",engine="0"}} 1\n'
+        engines.says(target, 0)
+        engines.pages[target.engine] = (engines.pages[target.engine] or b"") + info.encode()
+        engines.poll(target)
+        assert target.capacity_tokens == 16 * blocks
+    engines.says(target, 0)
+    engines.poll(target)
+    assert target.capacity_tokens == 800
+
+
+def test_how_often_and_who() -> None:
+    engines = Engines()
+    engine = engines.targets[0].engine
+
+    def pause_s(replicas: int, leads: bool = True, **config: float) -> float:
+        fleet = Fleet(FleetConfig.model_validate(config))
+        return Polls(fleet, engines.fetch, fleet.health._clock, replicas, leads=lambda: leads)._pause_s(engine)
+
+    assert [pause_s(1), pause_s(2), pause_s(2, poll_s=7.0), pause_s(1, False)] == [1.0, 0.2, 7.0, float("inf")]
+    engine.state = EngineState.OPEN
+    assert pause_s(1) == float("inf")
+
+
 def test_a_silent_engine_passes_for_the_most_loaded() -> None:
     """GAIE#1497: a pod whose last scrape was idle got everything."""
     engines = Engines(3, replicas=8, capacity=1000)

@@ -105,6 +105,17 @@ class Workers(RuleBasedStateMachine):
         else:
             fleet.remove(f"http://{id}")
 
+    @rule(data=st.data(), active=st.integers(0, 99), kv_tokens=st.integers(0, 10**6), capacity=st.integers(1, 10**6))
+    def poll(self, data: st.DataObject, active: int, kv_tokens: int, capacity: int) -> None:
+        leader = self.workers[0]
+        targets = list(leader.targets().values())
+        if targets:
+            target = data.draw(st.sampled_from(targets))
+            target.see_strangers(Load(active, kv_tokens, 0.0, kv_tokens))
+            target.capacity_tokens, target.shared_tokens = capacity, kv_tokens // 2
+            assert leader.fleet.touched is not None
+            leader.fleet.touched.add(target)
+
     @rule(data=st.data())
     def fold(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.workers)).fold()
@@ -122,12 +133,17 @@ class Workers(RuleBasedStateMachine):
             for worker in self.workers:
                 worker.fold()
         views = [worker.targets() for worker in self.workers]
+        assert [worker.counts.leads for worker in self.workers] == [True] + [False] * (len(self.workers) - 1)
         for worker, view in zip(self.workers, views, strict=True):
             assert worker.counts.workers == len(self.workers)
             for key, target in view.items():
                 mine = [lease for lease in worker.leases if lease.target is target]
                 assert target.own.active == len(mine)
-                assert seen(target) == total([other[key].own for other in views if key in other])
+                polled = views[0].get(key, target)
+                for name in ("strangers", "shared_tokens", "capacity_tokens"):
+                    assert getattr(target, name) == getattr(polled, name)
+                everybody = [other[key].own for other in views if key in other]
+                assert seen(target) == total([*everybody, polled.strangers])
         assert len(os.listdir(self.directory.name)) == len(self.workers)
 
     def teardown(self) -> None:
