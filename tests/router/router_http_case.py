@@ -133,15 +133,15 @@ async def read_answer(reader: asyncio.StreamReader, method: bytes = b"GET") -> A
     if method == b"HEAD" or status in (204, 304) or status < 200:
         return Answer(status, headers, b"")
     if named.get(b"transfer-encoding") == b"chunked":
-        body = framed = b""
+        pieces, framed = [], []
         while True:
             line = await reader.readuntil(b"\r\n")
             piece = await reader.readexactly(int(line, 16))
             assert await reader.readexactly(2) == b"\r\n"
-            body += piece
-            framed += line + piece + b"\r\n"
+            pieces.append(piece)
+            framed.append(line + piece + b"\r\n")
             if not piece:
-                return Answer(status, headers, body, framed)
+                return Answer(status, headers, b"".join(pieces), b"".join(framed))
     if b"content-length" in named:
         body = await reader.readexactly(int(named[b"content-length"]))
     else:
