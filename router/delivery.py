@@ -36,7 +36,7 @@ class Delivery:
             HopFailed: it did not answer, or not to the end. Where the exchange has `started`, only a resume can follow.
         """
         exchange, request = journey.exchange, journey.request
-        now = self._clock()
+        journey.sent_at = now = self._clock()
         engine = lease.target.engine
         patience = self.patience(journey, now, predicted_s)
         response = await ask(

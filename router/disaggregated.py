@@ -85,6 +85,7 @@ class Disaggregated:
         while True:
             lease = placed.prefill
             assert lease is not None
+            asked_at = self._clock()
             try:
                 said = await self._ask(journey, lease, placed.pick.predicted_seconds, "")
             except HopFailed as failure:
@@ -107,6 +108,7 @@ class Disaggregated:
                 placed.decode.release("unused")
                 return None
             PREFILLS.labels("done").inc()
+            self._placer.served(placed.pick, journey.request.work, self._clock() - asked_at)
             return self._read(journey, said.body)
 
     async def _ask(self, journey: Journey, lease: Lease, predicted_s: float, transfer: str) -> Answer:

@@ -86,6 +86,7 @@ class Flow:
                 try:
                     if placed.prefill is None:
                         await self._delivery.deliver(journey, placed.decode, None, placed.pick.predicted_seconds)
+                        self._learn(journey, placed)
                     else:
                         await self._disaggregated.run(journey, placed)
                     break
@@ -123,6 +124,12 @@ class Flow:
         if model and not self._fleet.serves(model):
             raise _unknown(model)
         raise Refusal(503, "no_engine", "no engine has room for this request now; try again", retry_after_s=1)
+
+    def _learn(self, journey: Journey, placed: Placed) -> None:
+        """How long its first token took: of a stream that one engine served, from its beginning."""
+        if journey.request.stream and journey.first_token_at and journey.outcome == "served" and not journey.resumes:
+            seconds = journey.first_token_at - journey.sent_at
+            self._placer.served(placed.pick, journey.request.work, seconds)
 
     def _account(self, journey: Journey) -> None:
         """What its tokens say: to its key's limits, and to estimates of what is to come."""

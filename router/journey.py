@@ -26,6 +26,7 @@ class Journey:
         "request",
         "rerouted",
         "resumes",
+        "sent_at",
         "splits",
         "transcript",
         "usage_in",
@@ -49,6 +50,8 @@ class Journey:
         """Of the engine whose answer is coming."""
         self.cached_tokens: int | None = None
         """Of the prompt, where another engine than the one that answers has said it."""
+        self.sent_at = 0.0
+        """When it was sent to the engine that answers."""
         self.first_token_at = 0.0
         self.events = 0
         self.usage_in = b""

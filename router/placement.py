@@ -98,6 +98,11 @@ class Placer:
         targets = shape.prefill if shape.split else shape.both
         return self._prefill.arrive(work, targets, self._clock())
 
+    def served(self, pick: Pick, work: Work, seconds: float) -> None:
+        """Its prefill took so long, from sending it to its first byte: what predictions learn from."""
+        if pick.cost_seconds:  # else its decode engine computed it, of whose prefill nothing was predicted
+            self._prefill.served(pick, work, seconds, self._clock())
+
     def place(self, work: Work, splits: bool) -> Placed | None:
         """Book a place for it; None where there is no room now. `splits`: two engines may share it."""
         shape = self.shape(work.model)
