@@ -125,6 +125,7 @@ class App:
 
     def reload(self, config: RouterConfig) -> None:
         """Take over the sections that may change."""
+        self.entry.reload(config.identity)
         self.config = config
 
     async def close(self) -> None:

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import orjson
 
+from deepinfer_router.errors import Refusal
+
 
 class _Drop:
     """Type of DROP."""
@@ -36,22 +38,30 @@ def patch(body: bytes, fields: Mapping[str, Any], changes: Mapping[str, Any]) ->
 
     A field that is new is put at the end. Of a field that the body has twice both go. Where the body is small, or of
     too many parts to be searched, the whole is written anew: the same fields with the same values.
+
+    Raises:
+        Refusal: 400, its objects and arrays nest too deep to be written anew.
     """
     present = [name for name in changes if name in fields]
     if present:
         found = members(body) if len(body) > SMALL_BYTES else None
         if found is None:
-            return orjson.dumps(
-                {name: value for name, value in {**fields, **changes}.items() if value is not DROP},
-            )
+            return _write({name: value for name, value in {**fields, **changes}.items() if value is not DROP})
         body = _without(body, found, changes)
     added = [(name, value) for name, value in changes.items() if value is not DROP]
     if not added:
         return body
     close = body.rindex(b"}")
-    text = orjson.dumps(dict(added))
+    text = _write(dict(added))
     empty = len(fields) == sum(name in fields for name in changes)
     return b"".join((body[:close], b"" if empty else b",", text[1:]))
+
+
+def _write(fields: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(fields)
+    except orjson.JSONEncodeError as error:  # what orjson has read it can write, but for depth: to 1024 and to 254
+        raise Refusal(400, "invalid_json", f"the body cannot be changed: {error}: nest objects less deep") from error
 
 
 def members(body: bytes) -> list[Member] | None:

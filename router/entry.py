@@ -10,6 +10,7 @@ from deepinfer_kvstore.extra_keys import Lora
 from deepinfer_router.api import Api, Kind, api_of
 from deepinfer_router.entry_config import EntryConfig
 from deepinfer_router.errors import Refusal, RouterConfigError
+from deepinfer_router.grammar import Grammars
 from deepinfer_router.identity import Identities
 from deepinfer_router.identity_config import IdentityConfig
 from deepinfer_router.request import Incoming, Request
@@ -46,6 +47,8 @@ class Entry:
         self.config = config or EntryConfig()
         self.estimate = TokenEstimate(self.config.tokens_per_byte)
         identity = identity or IdentityConfig()
+        self._workers = workers
+        self._has_store = store is not None
         self.identities = Identities(identity, workers)
         self._deadline_header = self.config.deadline_header.lower().encode()
         self._image_tokens = self.config.image_tokens
@@ -53,12 +56,24 @@ class Entry:
         self._ids = count()
         self._engine_key = _engine_key(identity)
         self._store = None if store is None else StoreCheck(store)
+        self._grammars = Grammars(self.config.grammar) if self.config.grammar.check else None
         self._encoding = None
         if self.config.encoding == "recipe":  # only then, for recipe takes memory
             from deepinfer_router.encoding import Encoding
 
             self._encoding = Encoding(self.config.recipe)
-        self._wishes = Wishes(identity, store is not None)
+        self._wishes = Wishes(identity, self._has_store)
+
+    def reload(self, identity: IdentityConfig) -> None:
+        """Requests from now on are of these keys.
+
+        Raises:
+            RouterConfigError: a key cannot be read; those of before go on.
+        """
+        engine_key, identities = _engine_key(identity), Identities(identity, self._workers)
+        identities.take_over(self.identities)
+        self.identities, self._engine_key = identities, engine_key
+        self._wishes = Wishes(identity, self._has_store)
 
     def read(self, exchange: Incoming) -> Request:
         """The request of an exchange. The caller calls its `release` when it is over.
@@ -115,13 +130,15 @@ class Entry:
         return request
 
     async def prepare(self, request: Request) -> None:
-        """What takes longer than `read` may: tokens of a conversation, and how much of them the store has.
+        """What takes longer than `read` may: its grammar, tokens of a conversation, and what the store has of them.
 
         Raises:
             Refusal: 400, for what can only be seen now.
         """
         if not request.api.generates:
             return
+        if self._grammars is not None:
+            await self._grammars.check(request)
         if self._encoding is not None and request.token_ids is None:
             await self._encoding.encode(request)
         if self._store is not None:
@@ -129,6 +146,8 @@ class Entry:
 
     async def close(self) -> None:
         """Idempotent."""
+        if self._grammars is not None:
+            await self._grammars.close()
         if self._encoding is not None:
             self._encoding.close()
         if self._store is not None:

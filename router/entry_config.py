@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deepinfer_router.grammar_config import GrammarConfig
 from deepinfer_router.recipe_config import RecipeConfig
 
 
@@ -27,6 +28,7 @@ class EntryConfig(BaseModel):
         "here, as the official API does, and the engine is sent the token ids.",
     )
     recipe: RecipeConfig = Field(default=RecipeConfig(), description="For `encoding: recipe`.")
+    grammar: GrammarConfig = Field(default=GrammarConfig(), description="Checks of structured outputs.")
     tokens_per_byte: float = Field(
         default=0.25,
         gt=0,

@@ -87,20 +87,36 @@ class Identity:
         return Refusal(429, code, message, retry_after_s=retry_after_s)
 
 
+_EVERYBODY = b""
+"""In the place of a digest."""
+
+
 class Identities:
     """All of them."""
 
     def __init__(self, config: IdentityConfig, workers: int = 1) -> None:
         """Raises RouterConfigError: a key cannot be read, or is there twice."""
-        self.everybody = None if config.keys else Identity("", config.everybody, workers)
+        self._grants: dict[bytes, Grant] = {}
         self._by_digest: dict[bytes, Identity] = {}
+        self.everybody: Identity | None = None
+        if not config.keys:
+            self._grants[_EVERYBODY] = config.everybody
+            self.everybody = self._by_digest[_EVERYBODY] = Identity("", config.everybody, workers)
         names: dict[bytes, str] = {}
         for key in config.keys:
             digest = key.digest()
             if digest in names:
                 raise RouterConfigError(f"API keys {names[digest]!r} and {key.name!r} are one key: remove one")
             names[digest] = key.name
+            self._grants[digest] = key
             self._by_digest[digest] = Identity(key.name, key, workers)
+
+    def take_over(self, before: "Identities") -> None:
+        """These replace others: a key whose grants stay goes on with what is left of its limits."""
+        for digest, identity in before._by_digest.items():
+            if digest in self._grants and self._grants[digest] == before._grants[digest]:
+                self._by_digest[digest] = identity
+        self.everybody = self._by_digest.get(_EVERYBODY)
 
     def find(self, authorization: bytes | None, x_api_key: bytes | None) -> Identity:
         """Whose the headers `authorization` (Bearer) or `x-api-key` are.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from deepinfer_router import body_patch
 from deepinfer_router.body_patch import DROP, members, patch
+from deepinfer_router.errors import Refusal
 
 NAMES = ("stream", "max_tokens", "kv_transfer_params", "str\\eam", 'a"b', "", "ключ")
 VALUES = st.recursive(
@@ -103,6 +104,13 @@ def test_what_has_too_many_parts_is_written_anew(nested: bytes) -> None:
     patched = patch(body, orjson.loads(body), {"stream": True})
     assert orjson.loads(patched) == {**orjson.loads(body), "stream": True}
     assert (members(body) is None) == (body.count(b"[]") > body_patch.MAX_STEPS)
+
+
+def test_what_nests_too_deep_to_be_written_is_refused() -> None:
+    body = b'{"stream":false,"x":' + b"[" * 900 + b"]" * 900 + b"}"
+    with pytest.raises(Refusal, match="less deep"):
+        patch(body, orjson.loads(body), {"stream": True})
+    assert orjson.loads(patch(body, orjson.loads(body), {"new": 1}))["new"] == 1
 
 
 def test_a_megabyte_of_escapes_takes_no_memory() -> None:

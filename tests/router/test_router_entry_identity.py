@@ -119,6 +119,26 @@ def test_concurrency() -> None:
     ask(one, "alice")
 
 
+def test_reload_keeps_what_is_left_of_keys_that_stay() -> None:
+    alice, bob = key("alice", max_concurrent=1), key("bob", max_concurrent=1)
+    one = entry(alice, bob)
+    of_alice, of_bob = ask(one, "alice"), ask(one, "bob")
+    with pytest.raises(RouterConfigError):
+        one.reload(IdentityConfig(keys=(ApiKey(name="n", env="NOT_THERE"),)))
+    assert refused(one, "alice") == (429, "concurrency_limit")
+    one.reload(IdentityConfig(keys=(alice, key("bob", max_concurrent=2), key("carol"))))
+    assert refused(one, "alice") == (429, "concurrency_limit")
+    of_alice.release()
+    for name in ("alice", "carol", "bob", "bob"):
+        ask(one, name)
+    of_bob.release()  # counted by the bob of before
+    assert refused(one, "bob") == (429, "concurrency_limit")
+    one.reload(IdentityConfig())
+    everybody = ask(one, None).identity
+    one.reload(IdentityConfig())
+    assert ask(one, None).identity is everybody
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
