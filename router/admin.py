@@ -1,10 +1,9 @@
 """What the admin port answers."""
 
-import hmac
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -80,7 +79,9 @@ class Admin:
     def _refusal(self, request: AdminRequest) -> str:
         if self._token:
             scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-            right = scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), self._token.encode())
+            from hmac import compare_digest  # 4 MB that only this needs
+
+            right = scheme.lower() == "bearer" and compare_digest(shown.encode(), self._token.encode())
             return "" if right else "changes need admin.token as a Bearer token"
         # A page of another site, open in a browser on this host, would come from loopback too.
         if "origin" in request.headers and request.headers["origin"].partition("://")[2] != request.headers.get("host"):
@@ -117,7 +118,7 @@ class Admin:
         }
 
     def _page(self) -> AdminAnswer:
-        page = files("deepinfer_router").joinpath("status_page.html").read_bytes()
+        page = Path(__file__).with_name("status_page.html").read_bytes()
         return AdminAnswer(200, "text/html; charset=utf-8", page)
 
 

@@ -1,12 +1,10 @@
 """What the supervisor's process is started with."""
 
 import sys
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass
-class Boot:
+class Boot(NamedTuple):
     """Plain types, so that another process can be given it, one without pydantic."""
 
     settings: dict[str, Any]
@@ -22,7 +20,7 @@ class Boot:
     hung_s: float = 60.0
     admin: tuple[str, int] | None = None
     admin_token: str | None = None
-    discovery: dict[str, Any] = field(default_factory=dict)
+    discovery: dict[str, Any] = {}
     """A DiscoveryConfig of plain types."""
-    worker_command: list[str] = field(default_factory=lambda: [sys.executable, "-P", "-m", "deepinfer_router.run"])
+    worker_command: tuple[str, ...] = (sys.executable, "-P", "-m", "deepinfer_router.run")
     """Of a worker's process; the number of its channel's descriptor follows."""

@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-from dataclasses import asdict
 from threading import Event
 
 import msgpack
@@ -20,7 +19,7 @@ from deepinfer_router.supervisor import Supervisor, say
 def replace_process(boot: Boot) -> None:
     """Become the supervisor. What this process has loaded so far is given back. Raises OSError."""
     reading = os.memfd_create("boot", 0)
-    os.write(reading, msgpack.packb(asdict(boot)))
+    os.write(reading, msgpack.packb(boot._asdict()))
     os.lseek(reading, 0, os.SEEK_SET)
     os.set_inheritable(reading, True)
     sys.stdout.flush()
@@ -66,9 +65,8 @@ def main() -> int:
     except OSError as error:
         say(f"--listen {host}:{port}: {_why(error)}: stop what has it, or choose another port")
         return 1
-    boot.listen = (host, held.getsockname()[1])
     with held:
-        return _run(boot)
+        return _run(boot._replace(listen=(host, held.getsockname()[1])))
 
 
 def _run(boot: Boot) -> int:

@@ -34,6 +34,7 @@ class Supervisor:
 
     def __init__(self, boot: Boot, poller: Poller) -> None:
         self.boot = boot
+        self._settings = boot.settings
         self.draining = False
         self.started_at = time()
         self._poller = poller
@@ -180,7 +181,7 @@ class Supervisor:
                 "op": "start",
                 "index": index,
                 "workers": self.boot.workers,
-                "settings": self.boot.settings,
+                "settings": self._settings,
                 "listen": self.boot.listen,
                 "engines": self._engines,
                 "drained": sorted(self._drained),
@@ -197,7 +198,7 @@ class Supervisor:
             if not self._was_ready and all(worker.ready for worker in self._workers.values()):
                 self._was_ready = True
                 host, port = self.boot.listen
-                say(f"{self.boot.workers} worker{'s' * (self.boot.workers > 1)} at {host}:{port}{message['why']}")
+                say(f"serving at {host}:{port}, workers: {self.boot.workers}")
         elif operation == "failed":
             say(message["line"])
             if not self._was_ready:
@@ -214,7 +215,7 @@ class Supervisor:
             say(f"not reloaded: {message['line']}")
             return
         self._reloads.labels("ok").inc()
-        self.boot.settings = message["settings"]
+        self._settings = message["settings"]
         self._tell({"op": "apply", "settings": message["settings"]})
         self.found("configuration", message["engines"])
         fixed = message["needs_restart"]

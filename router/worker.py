@@ -5,7 +5,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from deepinfer_router.channel import Frames, Message, pack
 from deepinfer_router.config import RouterConfig
@@ -50,7 +50,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._ending = asyncio.Event()
         self._grace_s = 0.0
-        transport, link = await loop.create_connection(lambda: _Link(self), sock=self._channel)
+        transport, link = await loop.create_unix_connection(lambda: _Link(self), sock=self._channel)
         self._link = link
         try:
             await self._serve(loop)
@@ -82,7 +82,8 @@ class Worker:
             await server.listen(host, port, reuse_port=True)
             loop.add_signal_handler(signal.SIGTERM, self._ending.set)
             loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor's: a terminal sends it to both
-            self._link.send({"op": "ready", "why": ""})
+            self._link.send(self._report())
+            self._link.send({"op": "ready"})
             await self._ending.wait()
             await server.drain(self._grace_s)
         finally:
@@ -149,8 +150,7 @@ class _Link(asyncio.Protocol):
         self._frames = Frames()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def send(self, message: Message) -> None:
         if not self._transport.is_closing():

@@ -11,7 +11,16 @@ from typing import Annotated
 import typer
 
 from deepinfer_vllm import __version__
-from deepinfer_vllm.cli import checkpoint, demo, doctor, kvstore, kvstore_operators, kvstore_rebuild, mock_engine
+from deepinfer_vllm.cli import (
+    checkpoint,
+    demo,
+    doctor,
+    kvstore,
+    kvstore_operators,
+    kvstore_rebuild,
+    mock_engine,
+    router,
+)
 
 app = typer.Typer(
     name="deepinfer",
@@ -26,6 +35,7 @@ app.add_typer(checkpoint.app)
 kvstore_operators.add_to(kvstore.app)
 kvstore.app.command()(kvstore_rebuild.rebuild)
 app.add_typer(kvstore.app)
+app.command("router")(router.router)
 app.command("mock-engine")(mock_engine.mock_engine)
 app.command("demo")(demo.demo)
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from http.client import HTTPConnection
 from pathlib import Path
 from time import monotonic, sleep
@@ -49,9 +48,9 @@ class RouterProcess:
     @classmethod
     def supervisor(cls, boot: Boot, cwd: Path, command: Sequence[str] = BARE) -> "RouterProcess":
         """A supervisor whose workers are started by `command`."""
-        boot.worker_command = list(command)
+        boot = boot._replace(worker_command=tuple(command))
         reading, writing = os.pipe()
-        os.write(writing, msgpack.packb(asdict(boot)))
+        os.write(writing, msgpack.packb(boot._asdict()))
         os.close(writing)
         try:
             return cls([sys.executable, "-m", "deepinfer_router.supervise", str(reading)], cwd, [reading])
