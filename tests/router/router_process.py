@@ -83,9 +83,7 @@ class RouterProcess:
     @property
     def port(self) -> int:
         """Clients'."""
-        return int(
-            self.said(" workers at " if "workers at" in "".join(self.lines) else " at 127.0.0.1:").rpartition(":")[2]
-        )
+        return int(self.said("serving at ").partition(", workers")[0].rpartition(":")[2])
 
     @property
     def admin_port(self) -> int:

@@ -34,7 +34,7 @@ def boot(tmp_path: Path, **over: Any) -> Boot:
 def pair(tmp_path: Path) -> Iterator[RouterProcess]:
     """Two workers."""
     with RouterProcess.supervisor(boot(tmp_path, **{"process.workers": 2}), tmp_path) as router:
-        router.said("2 workers at ")
+        router.said("workers: 2")
         yield router
 
 
