@@ -196,10 +196,12 @@ class Store:
         absent: list[int] = []
         unequal: list[int] = []
         for number, (key, place, buffer) in enumerate(zip(keys, self.index.places(keys), buffers, strict=True)):
-            if place is None or place[1] != buffer.nbytes:
+            if place is None:
                 # Perhaps a gap in its chain that a search for the longest prefix has passed over.
                 self._suspects.add(key)
-                (unequal if place else absent).append(number)
+                absent.append(number)
+            elif place[1] != buffer.nbytes:
+                unequal.append(number)
             else:
                 wanted.append((place[0], number, key, buffer if _is_flat(buffer) else buffer.cast("B")))
         self._miss(transfer, absent, Miss.ABSENT)

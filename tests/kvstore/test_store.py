@@ -45,6 +45,7 @@ def test_lengths_up_to_the_room_of_a_slot(store: Store, length: int) -> None:
     assert get(store, [1], length) == [payload(1, length)]
     assert get(store, [1], length + 1) == [None]
     assert store.stats().misses == {"length": 1}
+    assert store.contains([key(1)]) == [True], "who asks for another length does not hide it from others"
 
 
 def test_blocks_of_no_or_too_many_bytes_are_dropped(store: Store) -> None:
