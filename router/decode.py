@@ -5,7 +5,7 @@ from random import Random
 
 from deepinfer_router.decode_config import DecodeConfig
 from deepinfer_router.pick import Pick
-from deepinfer_router.slow_start import within_share
+from deepinfer_router.slow_start import Shares, within_share
 from deepinfer_router.target import Target
 from deepinfer_router.work import Work
 
@@ -47,7 +47,11 @@ class DecodePolicy:
         best = self._least(among, rng)
         if best is None:
             return None
-        if best.uncertain_until <= now and not work.excluded and self._fits(best, work):
+        if (
+            not work.excluded
+            and self._fits(best, work)
+            and (best.uncertain_until <= now or Shares(targets, now, self._slow_start_s).may_take(best))
+        ):
             return Pick(best, "sampled" if sampled else "least")
         return self._careful(work, targets, sampled, now, rng)
 

@@ -67,7 +67,8 @@ class Delivery:
         if outcome == "complete":
             journey.outcome = "served" if response.status < 400 else "rejected"
             lease.release("done")
-            self._fleet.succeeded(engine)
+            if response.status < 400:
+                self._fleet.succeeded(engine)
         elif outcome == "client_gone":
             journey.outcome = "client_gone"
             lease.release("cancelled")

@@ -100,8 +100,9 @@ class Disaggregated:
                 placed.prefill, placed.pick = another
                 continue
             lease.release("done")
-            self._fleet.succeeded(lease.target.engine)
-            if said.status >= 400:
+            if said.status < 400:
+                self._fleet.succeeded(lease.target.engine)
+            else:
                 PREFILLS.labels("rejected").inc()
                 journey.outcome = "rejected"
                 self._delivery.pass_on(journey, said)

@@ -102,10 +102,10 @@ class Encoding:
             said = await response.read(_MAX_BYTES)
         except UpstreamError as error:
             raise HopFailed(engine, error.kind, error.message) from error
-        self._fleet.succeeded(engine)
         if response.status >= 400:  # an image that no engine can read: the prompt's engine says so
             IMAGES.labels("rejected").inc()
             return {}
+        self._fleet.succeeded(engine)
         IMAGES.labels("done").inc()
         try:
             params = orjson.loads(said).get("ec_transfer_params")

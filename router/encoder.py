@@ -27,10 +27,10 @@ class EncoderPolicy:
 
     def pick(self, work: Work, targets: Sequence[Target], now: float, rng: Random) -> Pick | None:
         """A target; None where there is none that has not failed this request."""
-        able = [target for target in targets if target.engine.id not in work.excluded]
-        if not able:
+        left = [target for target in targets if target.engine.id not in work.excluded]
+        if not left:
             return None
-        able = within_share(able, now, self._slow_start_s)
+        able = within_share(left, now, self._slow_start_s)
         least = min((target.pending_seconds, target.active) for target in able)
         ties = [target for target in able if (target.pending_seconds, target.active) == least]
         return Pick(ties[int(rng.random() * len(ties))], "least pixels", least[0] + self.seconds(work))

@@ -68,6 +68,9 @@ class Failover:
 
     async def next(self, journey: Journey, failure: HopFailed) -> Placed | None:
         """Where to go on; None: the client has been told all that there is to tell. Raises Refusal."""
+        if failure.kind == "rejected":  # the request's fault: no engine is blamed, and none asked again
+            self.give_up(journey, failure)
+            return None
         self.blame(journey, failure)
         if journey.exchange.started:
             return await self._resuming.again(journey, failure)

@@ -34,8 +34,8 @@ class Health:
     """Passive health of a fleet's engines: each is told of every answer and fault. The event loop's thread only.
 
     Faults (no connection, reset, 5xx other than 503, a stall) open the engine's circuit; 429 and 503 are pressure and
-    bound how much it may have; other 4xx are the client's. An engine without which a role of a model had none is
-    never left alone: it stays, with one request at a time.
+    bound how much it may have; other 4xx say nothing, for the front end alone answers them. An engine without which a
+    role of a model had none is never left alone: it stays, with one request at a time.
     """
 
     def __init__(self, fleet: "Fleet", clock: Callable[[], float]) -> None:
@@ -62,7 +62,7 @@ class Health:
         self._fleet.changed()
 
     def succeeded(self, engine: Engine) -> None:
-        """It answered, with a status below 500 other than 429."""
+        """It served a request, whole, with a status below 400."""
         record = self._records.get(engine)
         if record is None:
             return

@@ -30,7 +30,7 @@ class HopFailed(Exception):
     def __init__(
         self, engine: Engine, kind: str, message: str, *, sent: bool = True, answer: Answer | None = None
     ) -> None:
-        """`kind`: connect, reset, timeout, protocol, stalled, lost, pressure or status: a label of metrics."""
+        """`kind`, a label: connect, reset, timeout, protocol, stalled, lost, pressure, status or rejected."""
         super().__init__(message)
         self.engine = engine
         self.kind = kind

@@ -77,6 +77,8 @@ class SharedCounts:
                 began = perf_counter()
                 self.fold()
                 await asyncio.sleep(max(interval_s, (perf_counter() - began) / _SHARE_OF_TIME))
+        except Exception:
+            logger.exception("workers do not see each other's requests any more, and balance worse")
         finally:
             self.close()
 

@@ -6,24 +6,29 @@ from math import ceil
 from deepinfer_router.target import Target
 
 
-def share(target: Target, mean_active: float, now: float, seconds: float) -> int:
-    """Requests it may have: ceil(mean of the others * age / `seconds`), at least one.
+class Shares:
+    """What targets may have at one time: new ones ceil(mean of the old ones * age / `seconds`), at least one.
 
-    Balancing by load alone would send everything to the empty engine. `now`: on the clock of `uncertain_until`.
+    Balancing by load alone would send everything to the empty engine. Where all are new there is no share.
     """
-    age = max(0.0, now - (target.uncertain_until - seconds))
-    return max(1, ceil(mean_active * min(1.0, age / seconds))) if seconds > 0 else max(1, ceil(mean_active))
+
+    def __init__(self, targets: Sequence[Target], now: float, seconds: float) -> None:
+        """`now`: on the clock of `uncertain_until`. `seconds`: until a new one counts as old."""
+        old = [target.active for target in targets if target.uncertain_until <= now]
+        self._mean = sum(old) / len(old) if old else None
+        self._now = now
+        self._seconds = seconds
+
+    def may_take(self, target: Target) -> bool:
+        """Whether one more is within its share."""
+        left = target.uncertain_until - self._now
+        if left <= 0 or self._mean is None:
+            return True
+        grown = max(0.0, 1 - left / self._seconds) if self._seconds > 0 else 1.0
+        return target.active < max(1, ceil(self._mean * grown))
 
 
-def within_share(targets: Sequence[Target], now: float, seconds: float) -> list[Target]:
-    """Those that may take more. All of them where none is old enough to say what a share is, or each has its share."""
-    known = [target.active for target in targets if target.uncertain_until <= now]
-    if not known or len(known) == len(targets):
-        return list(targets)
-    mean = sum(known) / len(known)
-    within = [
-        target
-        for target in targets
-        if target.uncertain_until <= now or target.active < share(target, mean, now, seconds)
-    ]
-    return within or list(targets)
+def within_share(targets: Sequence[Target], now: float, seconds: float) -> Sequence[Target]:
+    """Those that may take one more; all of them if none may, for shares steer and never refuse."""
+    shares = Shares(targets, now, seconds)
+    return [target for target in targets if shares.may_take(target)] or targets

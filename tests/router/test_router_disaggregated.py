@@ -14,6 +14,7 @@ from scripted_stream import told
 from deepinfer_router.api import CHAT as CHAT_API
 from deepinfer_router.api import COMPLETION, GENERATE, MESSAGES, RESPONSES
 from deepinfer_router.body_patch import DROP
+from deepinfer_router.engine_state import EngineState
 from deepinfer_router.handover import TwoStep
 from deepinfer_router.handover_mooncake import Mooncake, bootstrap_url
 from deepinfer_router.media import Encoded, encoder_body, media_parts
@@ -358,6 +359,28 @@ def test_mooncake_does_not_wait_for_a_prefill_that_failed(how: Act) -> None:
             assert told(reply.events)[0] == "a worda word worda"
             assert of(router, 2)[0].left
             assert len(of(router, 2)) == 2
+            await router.settled()
+
+    run(main)
+
+
+def test_mooncake_prefills_that_are_rejected_are_nobodys_fault() -> None:
+    """sglang#25811: prompts that were too long opened circuits."""
+
+    async def main() -> None:
+        async with (
+            bootstrap({"0": {"engine_id": "a"}}) as port,
+            routed(
+                prefill=[answer({"error": {"message": "too long"}}, 400)] * 2,
+                decode=[broken("stall")],
+                disaggregation=mooncake(port),
+            ) as router,
+        ):
+            for _ in range(5):
+                reply = await router.ask(messages=MESSAGE)
+                assert (reply.status, reply.error["message"]) == (400, "too long")
+            assert len(of(router, 0)) + len(of(router, 1)) == 5
+            assert {target.engine.state for target in router.targets} == {EngineState.READY}
             await router.settled()
 
     run(main)
