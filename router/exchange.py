@@ -148,7 +148,11 @@ class Exchange:
         """A piece of the body."""
         if self.closed or self.ended or not data:
             return
-        self._send(data, b"")
+        size = len(data)
+        if self._chunked and self.started and size < _JOINED_BYTES:  # as good as always
+            self.transport.write(b"%x\r\n%b\r\n" % (size, data))
+        else:
+            self._send(data, b"")
 
     def end(self, data: bytes = b"") -> None:
         """The last piece, if any, and the end. A body shorter than its content-length ends the connection."""
@@ -173,7 +177,7 @@ class Exchange:
         self.ended = True
         self._on_close.clear()
         self.on_pause = None
-        self.transport.close()
+        self._connection.answered(False)
 
     def close_after(self) -> None:
         """Let this be the last answer of its connection, if its head is not yet sent."""
@@ -192,13 +196,6 @@ class Exchange:
         if not self.closed:
             self.started = True
             self.transport.write(data)
-
-    def end_raw(self) -> None:
-        """End the connection, once it has taken what was written."""
-        self.ended = True
-        self._on_close.clear()
-        self.on_pause = None
-        self._connection.answered(False)
 
     async def drain(self) -> None:
         """Wait until the client has taken enough, or has gone."""

@@ -100,6 +100,22 @@ class Request:
         """All of it, once it has ended."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
+    def path(self) -> bytes:
+        """Path and query of its target. Raises Refusal: it has none."""
+        url = self.url
+        if url.startswith(b"/") or (url == b"*" and self.method == b"OPTIONS"):
+            return url
+        scheme, found, rest = url.partition(b"://")
+        if found and scheme.lower() in (b"http", b"https"):
+            slash = rest.find(b"/")
+            return rest[slash:] if slash >= 0 else b"/"
+        raise _bad(f"target {url[:80]!r}: a path is read, such as /v1/chat/completions")
+
+    def upgrade(self) -> bytes | None:
+        """Protocol that it asks to change to, in lower case."""
+        names = [name.strip() for name in self.framing.get(b"connection", b"").lower().split(b",")]
+        return self.framing[b"upgrade"].lower() if b"upgrade" in names and not self.http_1_0 else None
+
     def _feed_chunks(self, data: bytes) -> bytes | None:
         self._fed_bytes += len(data)
         start = 0

@@ -37,7 +37,7 @@ async def tunnel(exchange: Exchange, upstream: Upstream, headers: Headers) -> Li
         return "client_gone"
     if not exchange.started:
         raise UpstreamError("reset", True, f"{upstream.url} closed the connection before it answered")
-    exchange.end_raw()
+    exchange.cut()
     return "complete"
 
 

@@ -30,11 +30,12 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-async def refused(proxy: Proxy, data: bytes, status: int, code: bytes) -> None:
+async def refused(proxy: Proxy, data: bytes, status: int, code: bytes, retry_after: bytes | None = None) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     writer.write(data)
     answer = await asyncio.wait_for(read_answer(reader), WAIT_S)
     assert (answer.status, answer.header(b"connection")) == (status, b"close")
+    assert answer.header(b"retry-after") == retry_after
     assert b'"code":"%b"' % code in answer.body
     assert await asyncio.wait_for(reader.read(-1), WAIT_S) == b""
     writer.close()
@@ -94,7 +95,7 @@ def test_bodies_together_are_bounded() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         writer.write(half)
         await until(lambda: proxy.server.buffered_bytes == 600_000)
-        await refused(proxy, half, 503, b"too_many_bytes")
+        await refused(proxy, half, 503, b"too_many_bytes", retry_after=b"1")
         writer.write(b"x" * 400_000)
         assert (await asyncio.wait_for(read_answer(reader), WAIT_S)).status == 200
         await until(lambda: proxy.server.buffered_bytes == 0)

@@ -403,6 +403,28 @@ def test_a_handler_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
         case(run)
 
 
+def test_an_answer_is_cut_behind_what_was_written() -> None:
+    """What a client sees of a stream that cannot go on: its error event, and no end, even where it is slow to read."""
+
+    async def run(proxy: Proxy) -> None:
+        async def handler(exchange: Exchange) -> None:
+            exchange.start(200, [])
+            exchange.write(b"x" * (8 << 20))
+            exchange.write(b"error")
+            exchange.cut()
+            exchange.write(b"nothing more")
+
+        proxy.server.handler = handler
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port, limit=1 << 16)
+        writer.write(request())
+        await until(lambda: proxy.server.connections and not proxy.server.tasks)
+        whole = await asyncio.wait_for(reader.read(-1), WAIT_S)
+        assert whole.endswith(b"5\r\nerror\r\n") and len(whole) > 8 << 20
+        writer.close()
+
+    case(run)
+
+
 def test_draining_lets_answers_finish_and_takes_no_more() -> None:
     """production-stack#420: scale-down kills what is under way."""
 

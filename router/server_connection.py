@@ -1,0 +1,336 @@
+"""One client's HTTP/1.1 connection, as an asyncio protocol: reads a request, has it answered, reads the next."""
+
+import asyncio
+import logging
+from asyncio import Transport
+from collections.abc import Coroutine
+from typing import Any, Protocol, cast
+
+from deepinfer_router.api import OTHER
+from deepinfer_router.deadlines import NEVER, Deadlines
+from deepinfer_router.error_body import render
+from deepinfer_router.errors import Refusal
+from deepinfer_router.exchange import Exchange
+from deepinfer_router.http_config import Limits
+from deepinfer_router.http_headers import status_line
+from deepinfer_router.http_request import END, Request
+
+_log = logging.getLogger(__name__)
+_LINGER_S = 2.0
+"""How long a refused client may go on sending before its connection is reset, so that it reads the answer first."""
+_AHEAD_BYTES = 64 << 10
+"""Requests that a client may send before the one that is being answered is."""
+
+
+class Owner(Protocol):
+    """The server whose connection it is."""
+
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    deadlines: Deadlines
+    connections: "set[ServerConnection]"
+    tasks: set[asyncio.Task[None]]
+    draining: bool
+    buffered_bytes: int
+    """Of bodies that took more than one read, until their answers are complete."""
+
+    def run(self, exchange: Exchange, coding: bytes | None) -> Coroutine[Any, Any, None]:
+        """Have one exchange answered."""
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client's connection: reads a request, has it answered, reads the next."""
+
+    __slots__ = (
+        "deadline",
+        "_server",
+        "_transport",
+        "_peer",
+        "_buffer",
+        "_request",
+        "_exchange",
+        "_received_at",
+        "_buffered",
+        "_ending",
+        "_held",
+        "_paused",
+    )
+
+    def __init__(self, server: Owner) -> None:
+        self.deadline = NEVER
+        self._server = server
+        self._peer = ""
+        self._buffer = b""  # of a head that is not whole, or of requests that came ahead
+        self._request: Request | None = None  # whose body is being read
+        self._exchange: Exchange | None = None  # that is being answered
+        self._received_at = 0.0
+        self._buffered = 0
+        self._ending = False  # takes no further request
+        self._held = False  # reading is paused
+        self._paused = False  # writing is
+
+    # asyncio's
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(Transport, transport)  # uvloop's derive from none of asyncio's
+        server = self._server
+        if len(server.connections) >= server.limits.max_connections or server.draining:
+            self._transport.abort()
+        server.connections.add(self)
+        server.deadlines.watch(self)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self._peer = peer[0]
+        self.deadline = server.deadlines.now + server.limits.head_timeout_s
+
+    def data_received(self, data: bytes) -> None:
+        if self._ending and self._exchange is None:
+            return
+        if self._request is not None:
+            self._read_body(self._request, data)
+        elif self._exchange is not None:
+            if self._exchange.raw is not None:
+                self._exchange.raw(data)
+                return
+            self._buffer += data
+            if len(self._buffer) > _AHEAD_BYTES and not self._held:
+                self._held = True
+                self._transport.pause_reading()
+        else:
+            if self._buffer:
+                data = self._buffer + data
+            self._read_head(data)
+
+    def eof_received(self) -> bool:
+        exchange = self._exchange
+        if exchange is None:
+            return False
+        if not self._server.limits.half_close:
+            self._transport.abort()  # and not after what is still to be sent
+            self._client_gone()
+            return False
+        self._ending = True
+        exchange.close_after()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        server = self._server
+        server.connections.discard(self)
+        server.deadlines.forget(self)
+        self._ending = True
+        self._request = None
+        self._unbuffer()
+        self._client_gone()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self.deadline = self._server.deadlines.now + self._server.limits.write_stall_s
+        if self._exchange is not None:
+            self._exchange.pause(True)
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._exchange is not None:
+            self.deadline = NEVER
+            self._exchange.pause(False)
+        elif self._ending:
+            self.deadline = self._server.deadlines.now + _LINGER_S
+        else:
+            self.deadline = self._server.deadlines.now + self._server.limits.keep_alive_s
+
+    # the deadlines'
+
+    def expired(self, now: float) -> None:
+        """Of a head, a body, an idle connection, or a client that reads nothing."""
+        self.deadline = now + _LINGER_S
+        if self._exchange is not None or self._paused or self._ending:
+            self._transport.abort()
+        elif self._request is not None:
+            self._refuse(Refusal(408, "body_timeout", "the body of the request did not arrive in time"))
+        elif self._buffer:
+            self._refuse(Refusal(408, "head_timeout", "the headers of the request did not arrive in time"))
+        else:
+            self._ending = True
+            self._transport.close()
+
+    # the exchange's
+
+    def answered(self, reusable: bool) -> None:
+        """Go on with what came ahead, or end."""
+        self._exchange = None
+        server = self._server
+        if self._buffered:
+            self._unbuffer()
+        if not reusable or self._ending or server.draining:
+            self._ending = True
+            self.deadline = server.deadlines.now + server.limits.write_stall_s
+            self._transport.close()
+            return
+        if not self._paused:
+            self.deadline = server.deadlines.now + server.limits.keep_alive_s
+        if self._buffer:
+            server.loop.call_soon(self._read_ahead)
+
+    def take_ahead(self) -> bytes:
+        """What has come behind the request, and read on."""
+        ahead, self._buffer = self._buffer, b""
+        if self._held:
+            self._held = False
+            self._transport.resume_reading()
+        return ahead
+
+    # the server's
+
+    def close_if_idle(self) -> None:
+        """Unless a request has begun."""
+        if self._exchange is None and self._request is None and not self._buffer:
+            self._ending = True
+            self._transport.close()
+
+    def abort(self) -> None:
+        """At once."""
+        self._transport.abort()
+
+    def _unbuffer(self) -> None:
+        self._server.buffered_bytes -= self._buffered
+        self._buffered = 0
+
+    def _client_gone(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            for callback in exchange.client_gone():
+                try:
+                    callback()
+                except Exception:
+                    _log.exception("told that a client has gone")
+
+    def _read_ahead(self) -> None:
+        if self._exchange is None and self._request is None and not self._ending:
+            data, self._buffer = self._buffer, b""
+            self._read_head(data)
+            if self._held and (self._exchange is None or len(self._buffer) <= _AHEAD_BYTES):
+                self._held = False
+                self._transport.resume_reading()
+
+    def _read_head(self, data: bytes) -> None:
+        limits = self._server.limits
+        if data[:1] in b"\r\n":
+            data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: some clients end a body with one
+            if not data:
+                self._buffer = b""
+                return
+        end = data.find(END)
+        if end < 0 or end > limits.max_header_bytes:
+            if not data[:1].isalpha():
+                self._refuse(Refusal(400, "bad_request", "not a request: it does not begin with a method's name"))
+                return
+            if len(data) > limits.max_header_bytes:
+                self._refuse(
+                    Refusal(
+                        431,
+                        "headers_too_large",
+                        f"the request line and headers have more than {limits.max_header_bytes} bytes; send fewer",
+                    )
+                )
+                return
+            if not self._buffer:
+                self.deadline = self._server.loop.time() + limits.head_timeout_s
+            self._buffer = data
+            return
+        end += len(END)
+        self._buffer = b""
+        self._received_at = self._server.loop.time()
+        try:
+            request = Request(data[:end])
+            if len(request.headers) > limits.max_headers:
+                count, most = len(request.headers), limits.max_headers
+                raise Refusal(431, "too_many_headers", f"the request has {count} headers, and at most {most} are read")
+            if request.complete:
+                self._begin(request, data[end:])
+                return
+            self._before_body(request, len(data) > end)
+        except Refusal as refusal:
+            self._refuse(refusal)
+            return
+        self._request = request
+        self.deadline = self._received_at + limits.body_timeout_s
+        if len(data) > end:
+            self._read_body(request, data[end:])
+
+    def _before_body(self, request: Request, begun: bool) -> None:
+        """Answer an Expect. Raises Refusal: the body need not come."""
+        limit = self._server.limits.max_body_bytes
+        if request.length is not None and request.length > limit:
+            raise _too_large(request.length, limit)
+        expected = request.framing.get(b"expect")
+        if expected is None or request.http_1_0:
+            return
+        if expected.lower() != b"100-continue":
+            raise Refusal(417, "expectation", f"Expect {expected[:50]!r}: only 100-continue is known")
+        if not begun:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _read_body(self, request: Request, data: bytes) -> None:
+        server = self._server
+        try:
+            rest = request.feed(data)
+            if request.size > server.limits.max_body_bytes:
+                raise _too_large(request.size, server.limits.max_body_bytes)
+            if rest is None:
+                server.buffered_bytes += len(data)
+                self._buffered += len(data)
+                if server.buffered_bytes > server.limits.max_buffered_bytes:
+                    raise Refusal(
+                        503, "too_many_bytes", "bodies of too many requests are on their way", retry_after_s=1
+                    )
+            else:
+                self._request = None
+                self._begin(request, rest)
+        except Refusal as refusal:
+            self._refuse(refusal)
+
+    def _begin(self, request: Request, rest: bytes) -> None:
+        """Have a whole request answered. Raises Refusal."""
+        server = self._server
+        framing = request.framing
+        exchange = Exchange(
+            self,
+            self._transport,
+            request.method,
+            request.path(),
+            request.headers,
+            request.body(),
+            received_at=self._received_at,
+            peer=self._peer,
+            http_1_0=request.http_1_0,
+            keep_alive=request.keep_alive and not server.draining,
+            upgrade=request.upgrade() if b"upgrade" in framing else None,
+        )
+        self._exchange = exchange
+        self._buffer = rest
+        self.deadline = NEVER
+        if self._paused:
+            exchange.paused = True
+            self.deadline = server.deadlines.now + server.limits.write_stall_s
+        coding = framing.get(b"content-encoding")
+        server.tasks.add(server.loop.create_task(server.run(exchange, coding)))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer a request that no handler sees, and let the client read that before the connection ends."""
+        self._ending = True
+        self._request = None
+        self._buffer = b""
+        self._unbuffer()
+        self.deadline = self._server.loop.time() + _LINGER_S
+        status, headers, body = render(refusal, OTHER)
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
+        self._transport.write(b"".join((status_line(status), *lines, body)))
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+
+def _too_large(size: int, limit: int) -> Refusal:
+    return Refusal(413, "body_too_large", f"the body has {size} bytes or more, and at most {limit} are read")
