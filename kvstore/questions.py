@@ -29,6 +29,8 @@ MAX_TURNS = 1 << 14
 """of so many conversations."""
 NAMESPACES_SECONDS = 1.0
 """A namespace that is not there is not asked for again for so long."""
+ONLY_ONE_SECONDS = 10.0
+"""The only namespace is asked for again after so long."""
 
 Dialogue = Generator[Message, Message, list["Answer"]]
 """Yields what to send, gets what came back."""
@@ -39,7 +41,7 @@ class Question:
     """How much of this prompt is stored?"""
 
     namespace: str
-    """Name of its directory, or of its model where that has one only."""
+    """Name of its directory, or of its model where that has one only. Empty: the only one that the store has."""
     tokens: Tokens = ()
     hashes: Sequence[bytes] | None = None
     """Block hashes, where the caller has them: tokens are then not looked at."""
@@ -136,8 +138,11 @@ class Questions:
         """
         if len(questions) > MAX_REQUESTS:
             raise ValueError(f"{len(questions)} questions at once: at most {MAX_REQUESTS}")
+        age = monotonic() - self._asked_at
         unknown = any(question.namespace not in self._hashers for question in questions)
-        if unknown and monotonic() - self._asked_at >= NAMESPACES_SECONDS:
+        # Another may have come, and there is no only one any more.
+        unsure = age >= ONLY_ONE_SECONDS and any(not question.namespace for question in questions)
+        if unsure or (unknown and age >= NAMESPACES_SECONDS):
             self._learn((yield {"op": "namespaces"}))
             self._asked_at = monotonic()
         asked = [self._hash(question) for question in questions]
@@ -168,6 +173,8 @@ class Questions:
         for model in models:
             if models.count(model) > 1:
                 by_name.pop(model, None)
+        if len(models) == 1:
+            by_name[""] = by_name[models[0]]
         self._hashers = by_name
 
     def _hash(self, question: Question) -> _Asked:

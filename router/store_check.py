@@ -85,7 +85,7 @@ class StoreCheck:
     def _question(self, request: Request, tokens: list[int], lora: Lora | None) -> Question:
         work = request.work
         return Question(
-            self._namespaces.get(work.model, work.model),
+            self._namespaces.get(work.model, ""),
             tokens,
             extra=ExtraKeys(salt=request.cache_salt, lora=lora),
             conversation=f"{work.tenant}\0{work.session}" if work.session else None,

@@ -22,7 +22,9 @@ class StoreConfig(BaseModel):
     token_env: str | None = Field(default=None, description="Environment variable with the daemon's token.")
     tls_ca: Path | None = Field(default=None, description="Certificate of the daemon's authority: TCP through TLS.")
     namespaces: dict[str, str] = Field(
-        default={}, description="The store's name of a model, or its namespace's, by the name that clients ask for."
+        default={},
+        description="The store's namespace, by the name of a model that clients ask for: `deepinfer kvstore stats` "
+        "lists them. A model without one is looked for in the only namespace that there is.",
     )
     budget_s: float = Field(
         default=BUDGET_SECONDS, gt=0, le=1, description="Round trip, without hashing; then a request goes on unasked."

@@ -49,6 +49,19 @@ def test_finds_what_is_stored_by_tokens_and_by_hashes(tmp_path: Path) -> None:
         asking.close()
 
 
+def test_a_store_with_one_namespace_needs_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = prompt(4 * UNIT)
+    with storing(tmp_path) as store, daemon(tmp_path):
+        store_prompt(store, tokens)
+        asking = client(tmp_path)
+        assert asking.check(Question("", tokens)).hit_tokens == 4 * UNIT
+        with storing(tmp_path, namespace(model="another")):
+            eventually(lambda: asking.check(Question("another", tokens)).reason == "")
+            monkeypatch.setattr("deepinfer_kvstore.questions.ONLY_ONE_SECONDS", 0.0)
+            eventually(lambda: asking.check(Question("", tokens)) == Answer(reason="namespace"))
+        asking.close()
+
+
 def test_each_part_of_the_key_keeps_prompts_apart(tmp_path: Path) -> None:
     """# lmdeploy#4930: cross-tenant and cross-adapter hits."""
     tokens = prompt(4 * UNIT)

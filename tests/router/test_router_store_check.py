@@ -88,6 +88,12 @@ def test_conversations_go_on(tmp_path: Path) -> None:
         assert asyncio.run(run(tmp_path)) == [4 * UNIT, 8 * UNIT, 10 * UNIT]
 
 
+def test_a_model_without_a_namespace_has_the_only_one(tmp_path: Path) -> None:
+    with storing(tmp_path) as store, daemon(tmp_path):
+        store_prompt(store, TOKENS)
+        assert asked(tmp_path, "other")[0].work.hit_tokens == 10 * UNIT
+
+
 def test_what_the_store_does_not_know(tmp_path: Path) -> None:
     with daemon(tmp_path):
         before = counted("namespace")
