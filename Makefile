@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-kvstore soak lmcache wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-kvstore bench-router soak lmcache wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,16 @@ bench-model: $(INSTALLED) ## speed of the model beside what this machine can do;
 
 bench-kvstore: $(INSTALLED) ## speed of the KV store: transfers, CHECK, erasure coding, inside an engine; 25 minutes, 8 GB of memory, 6 GB of disk
 	@missed=0; for part in $(sort $(wildcard benchmarks/kvstore*.py)); do $(BIN)/python $$part || missed=1; done; exit $$missed
+
+# vllm-router's own dependencies stay out of .venv.
+VLLM_ROUTER ?= $(CURDIR)/build/vllm-router/bin/vllm-router
+
+bench-router: $(INSTALLED) ## speed of the router beside vllm-router, which is installed below build/, and HAProxy; its policies; 20 minutes
+	@test -x $(VLLM_ROUTER) || { $(PYTHON) -m venv build/vllm-router && \
+	    build/vllm-router/bin/python -m pip install --quiet vllm-router==0.1.17; } || \
+	    echo "make: no vllm-router 0.1.17: its rows will be absent" >&2
+	@missed=0; $(BIN)/python benchmarks/router.py $$(test -x $(VLLM_ROUTER) && echo --vllm-router $(VLLM_ROUTER)) || missed=1; \
+	    for part in $(wildcard benchmarks/router_policies.py); do $(BIN)/python $$part || missed=1; done; exit $$missed
 
 soak: $(INSTALLED) ## writers, readers and a collector on one small store that is damaged meanwhile; MINUTES=10
 	$(BIN)/python tests/soak/kvstore.py --minutes $(or $(MINUTES),10)

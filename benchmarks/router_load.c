@@ -1,9 +1,10 @@
 /* Clients for benchmarks/router.py: closed loops on keep-alive connections, one epoll loop.
  *
  * router_load PORT CONNECTIONS WARMUP_S SECONDS RATE REQUEST_FILE: every connection sends the bytes of REQUEST_FILE, reads
- * the answer and sends again; with a RATE > 0 all together send at most so many a second. Prints `begin` and `end` around
- * the time that counts, then one line of JSON: requests, failed ones, events, and percentiles of the requests' time, of the
- * time to their first byte and of the events' delay ("t" of router_mock), all in microseconds.
+ * the answer and sends again; with a RATE > 0 all together send at most so many a second. WARMUP_S begins when every
+ * connection has had a first byte. Prints `begin` and `end` around the time that counts, then one line of JSON: requests,
+ * failed ones, events, and percentiles of the requests' time, of the time to their first byte and of the events' delay
+ * ("t" of router_mock), all in microseconds.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -21,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BUFFER = 262144, MOST_CONNECTIONS = 16384 };
+enum { BUFFER = 262144, MOST_CONNECTIONS = 16384, START_S = 60 };
 
 typedef struct {
     int fd, busy, head_done, chunked, status, waits;
@@ -32,7 +33,7 @@ typedef struct {
     char line[24];
     char *buffer;                /* the head, then events that are not complete */
     int64_t started, due;
-    int first;
+    int first, answered;
 } connection;
 
 typedef struct {
@@ -41,7 +42,7 @@ typedef struct {
 } sample;
 
 static connection *all;
-static int count_connections, poll_fd, port, counts;
+static int count_connections, poll_fd, port, counts, answered;
 static char *request;
 static size_t request_length;
 static double rate;
@@ -206,6 +207,8 @@ static int feed(connection *c, char *data, size_t length) {
         char *end = memmem(c->buffer, c->length, "\r\n\r\n", 4);
         if (!end)
             return 0;
+        answered += !c->answered;
+        c->answered = 1;
         if (c->first)
             add(&firsts, (now_ns() - c->started) / 1e3);
         c->first = 0;
@@ -276,26 +279,35 @@ int main(int number, char **arguments) {
         epoll_ctl(poll_fd, EPOLL_CTL_ADD, timer, &event);
     }
     all = calloc(count_connections, sizeof *all);
-    int64_t begin = now_ns(), from = begin + (int64_t)(warmup * 1e9), to = from + (int64_t)(seconds * 1e9);
     for (int index = 0; index < count_connections; index++) {
         all[index].buffer = malloc(BUFFER + 1);
         open_connection(&all[index]);
+    }
+    int64_t begin = now_ns(), from = INT64_MAX, to = INT64_MAX;
+    for (int index = 0; index < count_connections; index++) {
         all[index].due = begin + (int64_t)(rate > 0 ? 1e9 * index / rate : 0);
         if (rate <= 0)
             start(&all[index]);
     }
     for (struct epoll_event ready[512];;) {
         int64_t now = now_ns();
+        if (from == INT64_MAX && answered == count_connections)
+            from = now + (int64_t)(warmup * 1e9);
+        if (from == INT64_MAX && now > begin + START_S * 1000000000LL) {
+            fprintf(stderr, "router_load: %d of %d connections had an answer\n", answered, count_connections);
+            return 1;
+        }
         if (!counts && now >= from) {
             counts = 1;
             from = now;
+            to = now + (int64_t)(seconds * 1e9);
             printf("begin\n");
             fflush(stdout);
         }
         if (now >= to)
             break;
-        int64_t next = (counts ? to : from) - now;
-        int found = epoll_wait(poll_fd, ready, 512, (int)(next / 1000000) + 1);
+        int64_t next = counts ? to : from;
+        int found = epoll_wait(poll_fd, ready, 512, next == INT64_MAX ? 100 : (int)((next - now) / 1000000) + 1);
         for (int index = 0; index < found; index++) {
             if (ready[index].data.u32 == UINT32_MAX) {
                 uint64_t ticks;

@@ -1,9 +1,9 @@
 /* Engines for benchmarks/router.py: vLLM's answers at the speed of one core, without a model. One epoll loop.
  *
- * router_mock ENGINES INTERVAL_US: listens on ENGINES ports of 127.0.0.1 and prints them, then serves until SIGTERM.
- * A stream has max_tokens events, one every INTERVAL_US (0: as fast as they are read), each with the time of its sending
- * in nanoseconds (CLOCK_MONOTONIC) as "t". A POST that asks for do_remote_decode is answered as a prefill engine's NIXL
- * connector does. GET /mock/counts: requests and open connections of that engine since its start.
+ * router_mock ENGINES: listens on ENGINES ports of 127.0.0.1 and prints them, then serves until SIGTERM.
+ * A stream has max_tokens events, one every interval_us of the request (without: as fast as they are read, each in a
+ * write of its own), with the time of its sending in nanoseconds (CLOCK_MONOTONIC) as "t". A POST that asks for do_remote_decode is answered as a prefill engine's NIXL
+ * connector does. Four bytes of a body count as a token of its prompt. GET /mock/counts: requests and open connections of that engine since its start.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -31,8 +31,10 @@ typedef struct {
     size_t in_size, in_length;
     char *out;
     size_t out_size, out_start, out_length;
+    long prompt_tokens;
     long left;         /* events of the stream under way */
-    int64_t due_ns;    /* of its next event, when paced */
+    long interval_us;  /* between them */
+    int64_t due_ns;    /* of the next one, when paced */
     int waits;         /* for EPOLLOUT */
     int stream_index;  /* in `streams`, or -1 */
 } connection;
@@ -40,7 +42,7 @@ typedef struct {
 static connection *connections[MOST_FDS];
 static connection *streams[MOST_FDS];
 static int stream_count, poll_fd;
-static long interval_us, requests[MOST_ENGINES], open_connections[MOST_ENGINES];
+static long requests[MOST_ENGINES], open_connections[MOST_ENGINES];
 
 static void fail(const char *what) {
     perror(what);
@@ -132,10 +134,13 @@ static void put_event(connection *c) {
     memcpy(event + EVENT_BYTES - 4, "\"}\n\n", 4);
     put_chunk(c, event, EVENT_BYTES);
     if (--c->left == 0) {
-        static const char usage[] = "data: {\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion.chunk\","
-                                    "\"created\":1,\"model\":\"mock\",\"choices\":[],\"usage\":{\"prompt_tokens\":8,"
-                                    "\"total_tokens\":24,\"completion_tokens\":16}}\n\n";
-        put_chunk(c, usage, sizeof usage - 1);
+        char usage[512];
+        length = sprintf(usage,
+                         "data: {\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1,"
+                         "\"model\":\"mock\",\"choices\":[],\"usage\":{\"prompt_tokens\":%ld,\"total_tokens\":%ld,"
+                         "\"completion_tokens\":16}}\n\n",
+                         c->prompt_tokens, c->prompt_tokens + 16);
+        put_chunk(c, usage, length);
         put_chunk(c, "data: [DONE]\n\n", 14);
         put(c, "0\r\n\r\n", 5);
         end_stream(c);
@@ -172,34 +177,39 @@ static void answer_get(connection *c, const char *path) {
 }
 
 static void answer_post(connection *c, const char *path, const char *body, size_t length) {
+    char json[1024];
     static const char prefilled[] =
         "{\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion\",\"created\":1,\"model\":\"mock\",\"choices\":"
         "[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"a\"},\"finish_reason\":\"length\"}],\"usage\":"
-        "{\"prompt_tokens\":8,\"total_tokens\":9,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":0}},"
+        "{\"prompt_tokens\":%ld,\"total_tokens\":%ld,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":0}},"
         "\"kv_transfer_params\":{\"do_remote_prefill\":true,\"do_remote_decode\":false,\"remote_block_ids\":[[1,2,3,4]],"
         "\"remote_engine_id\":\"mock\",\"remote_request_id\":\"r\",\"remote_host\":\"127.0.0.1\",\"remote_port\":1,"
         "\"tp_size\":1}}";
     static const char whole[] =
         "{\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion\",\"created\":1,\"model\":\"mock\",\"choices\":"
         "[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"an answer of sixteen tokens, or about as many\"},"
-        "\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":8,\"total_tokens\":24,"
+        "\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":%ld,\"total_tokens\":%ld,"
         "\"completion_tokens\":16,\"prompt_tokens_details\":{\"cached_tokens\":0}}}";
     static const char rendered[] = "{\"token_ids\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],\"sampling_params\":{}}";
+    c->prompt_tokens = length / 4;
     if (strstr(path, "/render"))
         answer(c, "application/json", rendered);
     else if (memmem(body, length, "\"do_remote_decode\":true", 23) || memmem(body, length, "\"do_remote_decode\": true", 24))
-        answer(c, "application/json", prefilled);
+        answer(c, "application/json", (sprintf(json, prefilled, c->prompt_tokens, c->prompt_tokens + 1), json));
     else if (memmem(body, length, "\"stream\":true", 13) || memmem(body, length, "\"stream\": true", 14)) {
         const char *limit = memmem(body, length, "\"max_tokens\":", 13);
+        const char *interval = memmem(body, length, "\"interval_us\":", 14);
         c->left = limit ? atol(limit + 13) : 16;
+        c->interval_us = interval ? atol(interval + 14) : 0;
         static const char head[] = "HTTP/1.1 200 OK\r\nserver: mock\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
                                    "transfer-encoding: chunked\r\n\r\n";
         put(c, head, sizeof head - 1);
-        c->due_ns = now_ns() + rand() % (interval_us + 1) * 1000; /* so that streams that begin together do not tick together */
+        /* Streams that begin together do not tick together. */
+        c->due_ns = now_ns() + rand() % (c->interval_us + 1) * 1000;
         c->stream_index = stream_count;
         streams[stream_count++] = c;
     } else
-        answer(c, "application/json", whole);
+        answer(c, "application/json", (sprintf(json, whole, c->prompt_tokens, c->prompt_tokens + 16), json));
 }
 
 /* Whether a complete request was there; it is answered and taken away. */
@@ -236,10 +246,10 @@ static int take_request(connection *c) {
 }
 
 static void pump(connection *c, int64_t now) {
-    if (interval_us) {
+    if (c->interval_us) {
         while (c->left && c->due_ns <= now) {
             put_event(c);
-            c->due_ns += interval_us * 1000;
+            c->due_ns += c->interval_us * 1000;
         }
         flush(c);
         return;
@@ -275,7 +285,7 @@ static void readable(connection *c) {
     }
     while (c->stream_index < 0 && take_request(c))
         ;
-    if (flush(c) == 0 && c->left && !interval_us)
+    if (flush(c) == 0 && c->left && !c->interval_us)
         pump(c, 0);
 }
 
@@ -283,7 +293,7 @@ static void writable(connection *c) {
     if (flush(c))
         return;
     watch(c, 0);
-    if (c->left && !interval_us)
+    if (c->left && !c->interval_us)
         pump(c, 0);
 }
 
@@ -307,7 +317,6 @@ static void accept_all(int listener, int engine) {
 
 int main(int count, char **arguments) {
     int engines = count > 1 ? atoi(arguments[1]) : 1, listeners[MOST_ENGINES];
-    interval_us = count > 2 ? atol(arguments[2]) : 0;
     if (engines < 1 || engines > MOST_ENGINES) {
         fprintf(stderr, "router_mock: ENGINES %d: must be between 1 and %d\n", engines, MOST_ENGINES);
         return 2;
@@ -329,10 +338,8 @@ int main(int count, char **arguments) {
     int timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
     struct itimerspec tick = {{0, TICK_NS}, {0, TICK_NS}};
     struct epoll_event event = {EPOLLIN, {.fd = timer}};
-    if (interval_us) {
-        timerfd_settime(timer, 0, &tick, NULL);
-        epoll_ctl(poll_fd, EPOLL_CTL_ADD, timer, &event);
-    }
+    timerfd_settime(timer, 0, &tick, NULL);
+    epoll_ctl(poll_fd, EPOLL_CTL_ADD, timer, &event);
     for (struct epoll_event ready[512];;) {
         int number = epoll_wait(poll_fd, ready, 512, -1);
         for (int index = 0; index < number; index++) {
@@ -342,7 +349,7 @@ int main(int count, char **arguments) {
                 if (read(timer, &ticks, sizeof ticks) > 0) {
                     int64_t now = now_ns();
                     for (int stream = stream_count; stream-- > 0;)
-                        if (stream < stream_count)
+                        if (stream < stream_count && streams[stream]->interval_us)
                             pump(streams[stream], now);
                 }
                 continue;

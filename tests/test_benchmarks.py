@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = ["kvstore.py", "kvstore_ec.py", "kvstore_engine.py", "load_memory.py", "model.py", "runner_v2.py"]
+SCRIPTS = [
+    "kvstore.py",
+    "kvstore_ec.py",
+    "kvstore_engine.py",
+    "load_memory.py",
+    "model.py",
+    "router.py",
+    "runner_v2.py",
+]
 
 
 def call(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,6 +45,8 @@ def test_help_has_an_example(script: str) -> None:
         (["kvstore_ec.py", "--directory", "/no/such/directory"], "no such directory"),
         (["kvstore_engine.py", "--preset", "tiny"], "8264 tokens do not fit the 8192 positions of --preset tiny"),
         (["kvstore_engine.py", "--decode-tokens", "1"], "--decode-tokens 1: must be at least 2"),
+        (["router.py", "--rounds", "0"], "--rounds 0: must be at least 1"),
+        (["router.py", "--vllm-router", "/no/such/program"], "no such file"),
         (["load_memory.py", "--scratch", "/no/such/directory"], "no such directory"),
     ],
 )

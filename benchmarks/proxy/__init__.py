@@ -1,0 +1,1 @@
+"""What `benchmarks/router.py` is made of."""
