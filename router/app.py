@@ -22,6 +22,7 @@ from deepinfer_router.flow import Flow
 from deepinfer_router.handover import Handover, TwoStep
 from deepinfer_router.handover_mooncake import Mooncake
 from deepinfer_router.media import Encoded
+from deepinfer_router.observer import Observer
 from deepinfer_router.placement import Placer
 from deepinfer_router.prefill import PrefillPolicy
 from deepinfer_router.resuming import Resuming
@@ -79,6 +80,7 @@ class App:
             clock,
             rng,
         )
+        self.observer = Observer(config.access_log, config.tracing, clock)
         self._flow = Flow(
             self.entry,
             self.fleet,
@@ -90,6 +92,7 @@ class App:
             resuming,
             self.budget,
             self.admission,
+            self.observer,
             failure,
             clock,
         )
@@ -128,6 +131,10 @@ class App:
         self.entry.reload(config.identity)
         self.config = config
 
+    def reopen(self) -> None:
+        """Log files have been moved away."""
+        self.observer.reopen()
+
     async def close(self) -> None:
         """After the server's drain: nothing is under way. Idempotent."""
         self.admission.close()
@@ -135,3 +142,4 @@ class App:
         await self.disaggregated.close()
         await self.entry.close()
         await self.upstreams.close()
+        self.observer.close()

@@ -38,6 +38,7 @@ class Delivery:
         exchange, request = journey.exchange, journey.request
         journey.sent_at = now = self._clock()
         engine = lease.target.engine
+        journey.engine = engine.id
         patience = self.patience(journey, now, predicted_s)
         response = await ask(
             self._upstreams, lease, exchange.method, exchange.path, journey.headers, journey.body(changes), patience

@@ -35,6 +35,7 @@ class Exchange:
         "upgrade",
         "closed",
         "started",
+        "status",
         "ended",
         "paused",
         "on_pause",
@@ -80,6 +81,8 @@ class Exchange:
         """Protocol that the client asks to change to, in lower case: b"websocket"."""
         self.closed = False
         """The client has gone, or the connection was aborted."""
+        self.status = 0
+        """Of the answer; 0: none has been begun."""
         self.started = False
         """Bytes of the answer have been sent."""
         self.ended = False
@@ -127,6 +130,7 @@ class Exchange:
         sent in chunks, or to HTTP/1.0 until the connection ends. Raises RuntimeError: an answer is under way."""
         if self.started or self.ended:
             raise RuntimeError(f"status {status} after an answer was begun")
+        self.status = status
         length = find(headers, b"content-length")
         bodyless = status in (204, 304) or status < 200
         self._silent = bodyless or self.method == b"HEAD"

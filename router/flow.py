@@ -19,6 +19,7 @@ from deepinfer_router.failure_config import FailureConfig
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import HopFailed
 from deepinfer_router.journey import Journey
+from deepinfer_router.observer import Observer
 from deepinfer_router.placement import Placed, Placer, give_back
 from deepinfer_router.resume import hop_changes
 from deepinfer_router.resuming import Resuming
@@ -41,6 +42,7 @@ class Flow:
         resuming: Resuming,
         budget: RetryBudget,
         admission: Admission,
+        observer: Observer,
         config: FailureConfig,
         clock: Callable[[], float],
     ) -> None:
@@ -54,6 +56,7 @@ class Flow:
         self._resuming = resuming
         self._budget = budget
         self._admission = admission
+        self._observer = observer
         self._expected = ExpectedOutput()
         self._config = config
         self._clock = clock
@@ -63,7 +66,7 @@ class Flow:
         task = asyncio.current_task()
         assert task is not None
         exchange.on_close(task.cancel)
-        request = None
+        request = journey = None
         try:
             request = self._entry.read(exchange)
             await self._entry.prepare(request)
@@ -71,12 +74,14 @@ class Flow:
             if deadline is None:
                 deadline = exchange.received_at + self._config.request_timeout_s
             journey = Journey(exchange, request, deadline, self._clock)
+            self._observer.begin(journey)
             await self._serve(journey)
         except Refusal as refusal:
             self._refuse(exchange, request.api if request else api_of(exchange.method, exchange.route), refusal)
         finally:
             if request is not None:
                 request.release()
+            self._observer.end(exchange, request, journey)
 
     async def _serve(self, journey: Journey) -> None:
         self._budget.request(self._clock())

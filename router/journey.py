@@ -6,6 +6,7 @@ from deepinfer_router.exchange import Exchange
 from deepinfer_router.http_headers import Headers
 from deepinfer_router.lease import Lease
 from deepinfer_router.request import Request
+from deepinfer_router.tracing import Trace
 from deepinfer_router.transcript import Transcript
 from deepinfer_router.usage import MARK
 
@@ -18,6 +19,7 @@ class Journey:
         "cached_tokens",
         "changes",
         "deadline",
+        "engine",
         "events",
         "exchange",
         "first_token_at",
@@ -28,6 +30,7 @@ class Journey:
         "resumes",
         "sent_at",
         "splits",
+        "trace",
         "transcript",
         "usage_in",
         "_clock",
@@ -56,6 +59,9 @@ class Journey:
         self.events = 0
         self.usage_in = b""
         """The last piece of the answer that has a usage."""
+        self.engine = ""
+        """Id of the engine that it was sent to last."""
+        self.trace: Trace | None = None
         self.outcome = ""
         """How it ended: a fixed word, a label of metrics."""
         self._clock = clock

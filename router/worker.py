@@ -16,10 +16,12 @@ from deepinfer_router.exchange import Exchange
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.fleet_view import engines_of
 from deepinfer_router.http_server import HttpServer
-from deepinfer_router.metrics import REGISTRY
+from deepinfer_router.loop_lag import LoopLag
+from deepinfer_router.metrics import FAST_SECONDS, REGISTRY, histogram
 from deepinfer_router.startup import prepare
 
 _log = logging.getLogger(__name__)
+LAG = histogram("loop_lag_seconds", "How late a timer of the event loop is, ten times a second.", buckets=FAST_SECONDS)
 
 
 class Application(Protocol):
@@ -33,6 +35,7 @@ class Application(Protocol):
     def why_not_ready(self) -> str: ...
     def status(self) -> dict[str, Any]: ...
     def reload(self, config: RouterConfig) -> None: ...
+    def reopen(self) -> None: ...
 
 
 class Worker:
@@ -84,8 +87,10 @@ class Worker:
             loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor's: a terminal sends it to both
             self._link.send(self._report())
             self._link.send({"op": "ready"})
+            lag = LoopLag(LAG.labels().observe)
             await self._ending.wait()
             await server.drain(self._grace_s)
+            lag.stop()
         finally:
             await app.close()
 
@@ -108,6 +113,8 @@ class Worker:
             self._sets.set(message["source"], message["engines"])
         elif operation == "drain":
             self._sets.drain(message["engine"], message["on"])
+        elif operation == "reopen":
+            self._app.reopen()
         elif operation == "load":
             self._link.send(self._load(message["source"]))
         elif operation == "apply":

@@ -58,6 +58,9 @@ class BareApp:
     def reload(self, config: RouterConfig) -> None:
         self.config = config
 
+    def reopen(self) -> None:
+        pass
+
 
 if __name__ == "__main__":
     channel = socket.socket(fileno=int(sys.argv[1]))
