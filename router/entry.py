@@ -25,6 +25,7 @@ EXPECTED_OUTPUT = 256
 MAX_ID_BYTES = 128
 Headers = dict[bytes, bytes]
 _ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:-")
+_IMAGES = ("image_url", "input_image", "image")
 MAX_DEADLINE_MS = 86_400_000.0
 
 
@@ -105,9 +106,8 @@ class Entry:
             work.prompt_tokens = len(token_ids)
             prompt_bytes = 0
         elif api.json:
-            if b"image" in raw:
-                work.images, image_bytes = images(fields)
-                prompt_bytes -= image_bytes
+            work.images, image_bytes = images(fields)
+            prompt_bytes -= image_bytes
             work.prompt_tokens = self.estimate.tokens(model, prompt_bytes) + work.images * self._image_tokens
         if adapter := self.config.adapters.get(model):
             work.lora, work.model = model, adapter.model
@@ -222,31 +222,37 @@ def _read_generation(api: Api, fields: dict[str, Any], work: Work) -> list[int] 
 def images(fields: dict[str, Any]) -> tuple[int, int]:
     """How many images a conversation has, and the bytes of those that are in it."""
     number = size = 0
-    left: list[Any] = [fields.get(name) for name in ("messages", "input", "system")]
-    while left:
-        value = left.pop()
-        if type(value) is list:
-            left += value
-        elif type(value) is dict:
-            kind = value.get("type")
-            if kind in ("image_url", "input_image", "image"):
-                number += 1
-                url = value.get("image_url") or value.get("source")
-                if type(url) is dict:
-                    url = url.get("url") or url.get("data")
-                size += len(url) if type(url) is str else 0
-            else:  # a message; the output of a Responses tool
-                left += [inner for name in ("content", "output") if type(inner := value.get(name)) is list]
+    for name in ("messages", "input", "system"):
+        left = fields.get(name)
+        while type(left) is list and left:
+            inside: list[Any] = []
+            for part in left:
+                if type(part) is not dict:
+                    continue
+                if part.get("type") in _IMAGES:
+                    number += 1
+                    size += _image_bytes(part)
+                    continue
+                for held in ("content", "output"):  # of a message or a tool's result; of a Responses tool
+                    if type(more := part.get(held)) is list:
+                        inside += more
+            left = inside
     return number, size
 
 
+def _image_bytes(part: dict[str, Any]) -> int:
+    where = part.get("image_url") or part.get("source")
+    if type(where) is dict:
+        where = where.get("url") or where.get("data")
+    return len(where) if type(where) is str else 0
+
+
+_CALLED = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+
+
 def _wrong_type(name: str, wanted: str, value: object) -> Refusal:
-    return Refusal(400, "invalid_type", f"{name} must be {wanted}, and is {_said(value)}", param=name)
-
-
-def _said(value: object) -> str:
-    text = orjson.dumps(value).decode()
-    return text if len(text) <= 40 else text[:40] + "…"
+    is_ = _CALLED.get(type(value), "a number")
+    return Refusal(400, "invalid_type", f"{name} must be {wanted}, and is {is_}", param=name)
 
 
 def _milliseconds(text: bytes, header: bytes) -> float:

@@ -81,8 +81,16 @@ def has_media(fields: dict[str, Any]) -> bool:
     return any(_media(fields.get(name)) for name in ("messages", "input", "system"))
 
 
-TEXT_PARTS = frozenset(
-    ("text", "input_text", "output_text", "refusal", "message", "thinking", "redacted_thinking", "reasoning", None)
+TEXT_PARTS = (
+    None,
+    "text",
+    "input_text",
+    "output_text",
+    "refusal",
+    "message",
+    "thinking",
+    "redacted_thinking",
+    "reasoning",
 )
 """Types of content parts that are text, or hold such."""
 
