@@ -44,7 +44,7 @@ class App:
         self.entry = Entry(config.entry, config.identity, config.store, workers=config.process.workers)
         costs = EngineCosts.from_config(config.prefill)
         self.prefill = PrefillPolicy(config.prefill, costs, config.fleet.slow_start_s)
-        self.decode = DecodePolicy(config.decode, config.fleet.slow_start_s)
+        self.decode = DecodePolicy(config.decode, config.fleet.slow_start_s, config.process.workers)
         self.upstreams = Upstreams(self.fleet, config.http.timeouts, config.http.engine_tls)
         self.budget = RetryBudget()
         self.admission = Admission(config.admission)

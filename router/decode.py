@@ -13,6 +13,9 @@ _DRAWN_BY_SIZE = 0.75
 """Exponent: 8 times the mean request is compared with 5 times as many targets. Of 0.5 to 1.25 the best balance in
 simulation, with polls of 0.2 s and of 1 s."""
 
+_SCAN_BY_WORKERS = 8
+"""Workers that share counts still choose at the same moment: of more targets than this drawing balances better."""
+
 
 class DecodePolicy:
     """The least of `active + w * kv_tokens`, where there is room for what the request is expected to hold.
@@ -26,12 +29,15 @@ class DecodePolicy:
     weight.
     """
 
-    def __init__(self, config: DecodeConfig | None = None, slow_start_s: float = 30.0) -> None:
-        """`slow_start_s`: how long the share of a new engine grows, as in section `fleet`."""
+    def __init__(self, config: DecodeConfig | None = None, slow_start_s: float = 30.0, workers: int = 1) -> None:
+        """`slow_start_s`: how long the share of a new engine grows, as in section `fleet`. `workers`: of this host."""
         config = config or DecodeConfig()
         self.weigh(config.kv_weight)
         self._kv_share = config.kv_share
-        self._scan_most = 0 if config.replicas > 1 else config.full_scan_most
+        if config.replicas > 1:
+            self._scan_most = 0
+        else:
+            self._scan_most = min(config.full_scan_most, _SCAN_BY_WORKERS) if workers > 1 else config.full_scan_most
         self._choices = config.choices
         self._slow_start_s = slow_start_s
 

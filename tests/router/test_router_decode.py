@@ -139,6 +139,16 @@ def test_beyond_the_full_scan() -> None:
     assert reasons == ["least", "sampled"]
 
 
+def test_workers_that_share_counts_draw_from_many() -> None:
+    targets = made([(1, 0)] * 9)
+    reasons = [
+        pick.reason
+        for workers, some in ((1, targets), (2, targets[:8]), (2, targets))
+        if (pick := DecodePolicy(workers=workers).pick(Work(), some, 1.0, Random(0))) is not None
+    ]
+    assert reasons == ["least", "least", "sampled"]
+
+
 def test_a_draw_without_room_falls_back_to_all() -> None:
     targets = made([(5, 1000)] * 40, capacity=1000)
     targets[17].kv_tokens = 0
