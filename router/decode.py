@@ -55,7 +55,7 @@ class DecodePolicy:
             return None
         if (
             not work.excluded
-            and self._fits(best, work)
+            and self.fits(best, work)
             and (best.uncertain_until <= now or Shares(targets, now, self._slow_start_s).may_take(best))
         ):
             return Pick(best, "sampled" if sampled else "least")
@@ -96,7 +96,8 @@ class DecodePolicy:
                 drawn[index] = targets[index]
         return list(drawn.values())
 
-    def _fits(self, target: Target, work: Work) -> bool:
+    def fits(self, target: Target, work: Work) -> bool:
+        """Whether `target` has room for what the request is expected to hold."""
         # An empty engine is asked even for what is too large: it is the one to say so.
         capacity = target.capacity_tokens
         return (
@@ -109,7 +110,7 @@ class DecodePolicy:
     def _careful(self, work: Work, targets: Sequence[Target], sampled: bool, now: float, rng: Random) -> Pick | None:
         """With all that can speak against a target."""
         excluded = work.excluded
-        fitting = [t for t in targets if t.engine.id not in excluded and self._fits(t, work)]
+        fitting = [t for t in targets if t.engine.id not in excluded and self.fits(t, work)]
         able = within_share(fitting, now, self._slow_start_s)
         among = self._draw(work, able, rng) if sampled and len(able) > self._choices else able
         best = self._least(among, rng)

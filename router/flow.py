@@ -109,17 +109,18 @@ class Flow:
         work, api = request.work, request.api
         if not api.generates:
             return self._or_refuse(self._placer.any(work), work.model)
-        if not self._placer.anybody(work.model) and not self._fleet.serves(work.model):
+        shape = self._placer.shape(work.model)
+        if not shape.prefill and not shape.decode and not self._fleet.serves(work.model):
             raise _unknown(work.model)
         name = request.identity.name
         work.expected_output = self._expected.estimate(work.model, name, work.max_tokens)
         if work.images and self._encoding.wanted(work):
             await self._encoding.run(journey)
-        journey.splits = self._disaggregated.handover.splits(api, request.fields)
+        journey.splits = shape.split and self._disaggregated.handover.splits(api, request.fields)
         if self._resuming.wanted(request):
             journey.transcript = self._resuming.transcript(request)
             journey.changes = {**journey.changes, **hop_changes(api.kind)}
-        seconds = self._placer.arrive(work)
+        seconds = self._placer.arrive(work, shape)
         place = partial(self._placer.place, work, journey.splits)
         return await self._admission.admit(work, seconds, place, give_back)
 

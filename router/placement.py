@@ -87,16 +87,9 @@ class Placer:
             shape = self._shapes[model] = Shape(prefill, decode)
         return shape
 
-    def anybody(self, model: str) -> bool:
-        """Whether some engine has room for work of this model."""
-        shape = self.shape(model)
-        return bool(shape.prefill or shape.decode)
-
-    def arrive(self, work: Work) -> float:
+    def arrive(self, work: Work, shape: Shape) -> float:
         """Predicted seconds of its prefill. Once a request, before it is placed."""
-        shape = self.shape(work.model)
-        targets = shape.prefill if shape.split else shape.both
-        return self._prefill.arrive(work, targets, self._clock())
+        return self._prefill.arrive(work, shape.prefill if shape.split else shape.both, self._clock())
 
     def served(self, pick: Pick, work: Work, seconds: float) -> None:
         """Its prefill took so long, from sending it to its first byte: what predictions learn from."""
@@ -141,8 +134,7 @@ class Placer:
         pick = self._prefill.pick(work, targets, now, self._rng)
         if pick is None:
             return None
-        target = pick.target
-        if target.capacity_tokens is not None and self._decode.pick(work, (target,), now, self._rng) is None:
+        if not self._decode.fits(pick.target, work):
             other = self._decode.pick(work, targets, now, self._rng)
             if other is None:
                 return None

@@ -4,9 +4,9 @@ import re
 from typing import NamedTuple
 
 MARK = b'"usage":'
-_FIELD = re.compile(rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens)": ?(\d+)')
+_PROMPT = re.compile(rb'"(?:prompt|input)_tokens": ?(\d+)')
+_ANSWER = re.compile(rb'"(?:completion|output)_tokens": ?(\d+)')
 _CACHED = re.compile(rb'("cached_tokens": ?)\d+')
-_KEEP_BYTES = 4096
 
 
 class Usage(NamedTuple):
@@ -24,11 +24,11 @@ def find_usage(data: bytes) -> Usage | None:
     at = data.rfind(MARK)
     if at < 0:
         return None
-    found = {name: int(value) for name, value in _FIELD.findall(data, at, at + _KEEP_BYTES)}
-    prompt = found.get(b"prompt_tokens", found.get(b"input_tokens"))
+    prompt = _PROMPT.search(data, at)
     if prompt is None:
         return None
-    return Usage(prompt, found.get(b"completion_tokens", found.get(b"output_tokens", 0)))
+    answer = _ANSWER.search(data, at)
+    return Usage(int(prompt[1]), int(answer[1]) if answer is not None else 0)
 
 
 def with_cached(data: bytes, cached_tokens: int) -> bytes:
