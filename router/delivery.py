@@ -1,5 +1,6 @@
 """Brings an engine's answer to the client."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ class Delivery:
         self._upstreams = upstreams
         self._config = config
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
 
     async def deliver(self, journey: Journey, lease: Lease, changes: dict[str, Any] | None, predicted_s: float) -> None:
         """The answer of the lease's target to the client, whole; the lease is released.
@@ -40,9 +42,15 @@ class Delivery:
         engine = lease.target.engine
         journey.engine = engine.id
         patience = self.patience(journey, now, predicted_s)
-        response = await ask(
-            self._upstreams, lease, exchange.method, exchange.path, journey.headers, journey.body(changes), patience
-        )
+        # Of an answer that comes whole nobody says when its prefill was done.
+        guess = None if request.stream or not lease.seconds else self._loop.call_later(predicted_s, lease.first_token)
+        try:
+            response = await ask(
+                self._upstreams, lease, exchange.method, exchange.path, journey.headers, journey.body(changes), patience
+            )
+        finally:
+            if guess is not None:
+                guess.cancel()
         journey.answering = lease
         try:
             transcript = journey.transcript

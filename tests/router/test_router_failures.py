@@ -231,6 +231,22 @@ def test_a_deadline_ends_the_wait_for_an_answer(layout: Layout, streams: bool) -
     run(main)
 
 
+def test_a_prefill_without_a_stream_counts_for_as_long_as_it_is_predicted() -> None:
+    """Such an answer comes after its decode: until then its engine would seem to prefill."""
+
+    async def main() -> None:
+        async with routed([broken("stall")]) as router:
+            _, writer = await router.send()
+            (target,) = router.targets
+            await until(lambda: target.active == 1)
+            await until(lambda: target.pending_seconds == 0)
+            assert target.active == 1
+            writer.transport.abort()
+            await router.settled()
+
+    run(main)
+
+
 def test_an_unknown_model_is_told_at_once() -> None:
     async def main() -> None:
         async with routed([answer()]) as router:
