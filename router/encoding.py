@@ -1,5 +1,6 @@
 """Encodes conversations beside the event loop, each once."""
 
+import sys
 from asyncio import get_running_loop
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +20,8 @@ ENCODINGS = counter("encodings", "Conversations by who encoded them: recipe, or 
 ENCODE_SECONDS = histogram("encode_seconds", "What encoding a conversation took in its thread.", buckets=FAST_SECONDS)
 ENCODE_WAIT_SECONDS = histogram("encode_wait_seconds", "What it waited for a thread.", buckets=FAST_SECONDS)
 ENCODED_TOKENS = counter("encoded_tokens", "Tokens of conversations that were encoded here.")
+SWITCH_SECONDS = 0.0005
+"""How long the event loop waits for a thread that encodes, at most, where that does so in Python: not Python's 5 ms."""
 CACHE_BYTES = gauge("encode_cache_bytes", "Texts and tokens that are remembered.")
 
 
@@ -35,6 +38,7 @@ class Encoding:
         self._tokens = ENCODED_TOKENS.labels()
         self._done = ENCODINGS.labels("recipe")
         REGISTRY.before_snapshot(self._show)
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
 
     async def encode(self, request: Request) -> None:
         """Fill in the token ids of a conversation, and have the engine take them. What recipe cannot do is left to it.

@@ -10,9 +10,9 @@ from deepinfer_router.metrics import FAST_SECONDS, counter, histogram
 from deepinfer_router.request import Request
 from deepinfer_router.store_config import StoreConfig
 
-FAILURES = 3
+FAILURES = 8
 """So many questions without an answer, one after the other, and the store is left alone,"""
-PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 0.25
 """but for one question each so many seconds."""
 
 CHECKS = counter("checks", "Requests by how their CHECK ended: answered, or why it was not.", "result")
