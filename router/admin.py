@@ -10,19 +10,19 @@ from urllib.parse import unquote
 from deepinfer_router.admin_http import AdminAnswer, AdminRequest
 from deepinfer_router.channel import Message
 from deepinfer_router.exposition import CONTENT_TYPE, expose
-from deepinfer_router.fleet_view import merged_engines
 from deepinfer_router.metrics import Snapshot
+from deepinfer_router.status_view import status_view
 
 _TEXT = "text/plain; charset=utf-8"
 FRESH_S = 0.5
 """How long workers are waited for; after that their last report counts."""
-_OF_WORKERS = ("worker", "pid", "ready", "why_not_ready", "silent_s", "connections", "requests")
 
 
 class Desk(Protocol):
     """What is asked of the supervisor, from any thread."""
 
     draining: bool
+    started_at: float
 
     def fresh_reports(self, patience_s: float) -> list[Message]: ...
     def metrics(self) -> Snapshot: ...
@@ -84,8 +84,10 @@ class Admin:
             right = scheme.lower() == "bearer" and compare_digest(shown.encode(), self._token.encode())
             return "" if right else "changes need admin.token as a Bearer token"
         # A page of another site, open in a browser on this host, would come from loopback too.
-        if "origin" in request.headers and request.headers["origin"].partition("://")[2] != request.headers.get("host"):
-            return "changes from another site's page are not taken"
+        if "origin" in request.headers:
+            origin, host = request.headers["origin"].partition("://")[2], request.headers.get("host")
+            if origin != host or origin.rpartition(":")[0] not in ("127.0.0.1", "[::1]", "localhost"):
+                return "changes from another site's page are not taken"
         return "" if ip_address(request.peer).is_loopback else "changes are taken from this host, or set admin.token"
 
     def _metrics(self) -> AdminAnswer:
@@ -112,8 +114,8 @@ class Admin:
         reports = self._desk.fresh_reports(FRESH_S)
         return {
             "draining": self._desk.draining,
-            "workers": [{name: report.get(name) for name in _OF_WORKERS} for report in reports],
-            "engines": merged_engines(report["engines"] for report in reports if "engines" in report),
+            "started_at": self._desk.started_at,
+            **status_view(reports, self._desk.metrics()),
             "autoscale": {},
         }
 
