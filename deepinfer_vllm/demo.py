@@ -1,9 +1,9 @@
 """DeepSeek-V4.1 on this machine, from nothing to answers.
 
 Writes a tiny checkpoint, serves it with `vllm serve` and this plugin, asks it for a chat completion, about two images,
-for a tool call and for JSON, and says what ran. Then it restarts the server and asks a long question again, whose KV
-cache the new server finds in the store. The weights are random: the answers show that the machine works, not what the
-model knows.
+for a tool call and for JSON, and says what ran. Then it starts two servers on the first one's store and the router
+before them, and asks a long question again, of which the store is known to have most before it is routed. The weights
+are random: the answers show that the machine works, not what the model knows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from deepinfer_vllm.checkpoint.create import create
+from deepinfer_vllm.demo_router import Router
 from deepinfer_vllm.demo_store import Asked, ask, store_flags
 from deepinfer_vllm.models.announce import MARK
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
@@ -76,7 +77,7 @@ def main(directory: Path, timeout_seconds: float) -> int:
     except KeyboardInterrupt:
         print("\ndemo: interrupted", file=sys.stderr)
         return 130
-    print(f"\nDone in {time.monotonic() - start:.0f} s. All answers were well-formed; both servers have stopped.")
+    print(f"\nDone in {time.monotonic() - start:.0f} s. All answers were well-formed; nothing runs any more.")
     return 0
 
 
@@ -93,13 +94,38 @@ def run(directory: Path, timeout_seconds: float) -> None:
             answer_json(client, model)
             show_what_ran(server)
             first = ask_long(client, model)
-            step("Stop the server, and start it again")
-        with ServerProcess(checkpoint, directory / "server-again.log", flags) as again:
-            client, model = connect(again, timeout_seconds)
+            step("Stop the server, and start two on its store, with the router before them")
+        serve_fleet(directory, checkpoint, flags, first, timeout_seconds)
+    print(f"stopped; the logs are {', '.join(str(log) for log in sorted(directory.glob('*.log')))}")
+
+
+def serve_fleet(directory: Path, checkpoint: Path, flags: Sequence[str], first: Asked, timeout_seconds: float) -> None:
+    """Two engines and the router: the long question again, whose answer is known."""
+    with (
+        ServerProcess(checkpoint, directory / "server-1.log", flags) as one,
+        ServerProcess(checkpoint, directory / "server-2.log", flags) as other,
+    ):
+        clients = [connect(server, timeout_seconds) for server in (one, other)]
+        for client, model in clients:
             chat(client, model)  # so that its long question, too, is not its first
-            compare(first, ask_long(client, model))
-            step("Stop the server")
-    print(f"stopped; the logs are {server.log} and {again.log}")
+        router = Router(directory / "kv", checkpoint, [one.url, other.url])
+        with router.running(directory / "router.log", timeout_seconds):
+            print(f"\ndeepinfer {' '.join(router.commands[1][3:])}")
+            print(f"ready at {router.url}, status page at {router.admin}")
+            client, model = client_of(router.url)
+            again = ask_long(client, model)
+            compare(first, again)
+            show_routing(router)
+            step("Stop all of them")
+
+
+def show_routing(router: Router) -> None:
+    """What the router knew before it routed."""
+    counts = router.counts()
+    asked, found = counts.get("checked_tokens_total", 0), counts.get("check_hit_tokens_total", 0)
+    if not found:
+        raise DemoError(f"router: the store's daemon was asked for {asked:.0f} tokens and knew of none")
+    print(f"router:   the store knew of {found:.0f} of {asked:.0f} tokens before the request was routed")
 
 
 @contextmanager
@@ -117,7 +143,12 @@ def empty_store(directory: Path) -> Iterator[tuple[str, ...]]:
 def connect(server: ServerProcess, timeout_seconds: float) -> tuple[openai.OpenAI, str]:
     """A client and the model's name, once the server answers."""
     wait_until_healthy(server, timeout_seconds)
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
+    return client_of(server.url)
+
+
+def client_of(url: str) -> tuple[openai.OpenAI, str]:
+    """A client of whatever answers as vLLM does, and the model's name."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
     return client, client.models.list().data[0].id
 
 
@@ -258,7 +289,7 @@ def ask_long(client: openai.OpenAI, model: str) -> Asked:
 
 def compare(first: Asked, again: Asked) -> None:
     """What the store gave the second server."""
-    step("What the store gave the server that was started again")
+    step("What the store gave a server that was started later")
     if not again.hit_tokens or first.hit_tokens:
         raise DemoError(
             f"store: {first.hit_tokens} tokens were found at first and {again.hit_tokens} after the restart"

@@ -71,7 +71,7 @@ class ServerProcess:
         environment: Mapping[str, str] = SMALL_CPU_ENVIRONMENT,
     ) -> None:
         self.log = log
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         port = self.url.rpartition(":")[2]
         self.command = [str(vllm_script()), "serve", str(model), "--host", "127.0.0.1", "--port", port, *flags]
         self._environment = {**os.environ, **environment}
@@ -128,17 +128,7 @@ class ServerProcess:
 
     def stop(self, timeout_seconds: float = 20) -> int:
         """End the server and every process it started; its exit code. SIGTERM first, SIGKILL when the time is up."""
-        process = self._running()
-        try:
-            if process.poll() is None:
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout_seconds)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what is left of the group, the server included
-            code = process.wait()
-        return code
+        return stop_group(self._running(), timeout_seconds)
 
     def log_text(self) -> str:
         """What the server has written so far."""
@@ -153,6 +143,20 @@ class ServerProcess:
         lines = self.log_text().splitlines()
         tail = "\n".join(f"  | {line}" for line in lines[-LOG_TAIL_LINES:])
         return f"{what}\nreason: {find_reason(lines)}\nlast lines of {self.log}:\n{tail}"
+
+
+def stop_group(process: subprocess.Popen[bytes], timeout_seconds: float) -> int:
+    """End a process that leads a group, and the group; its exit code. SIGTERM first, SIGKILL when the time is up."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout_seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what is left of the group, its leader included
+        code = process.wait()
+    return code
 
 
 def find_reason(log_lines: Sequence[str]) -> str:
@@ -173,7 +177,8 @@ def vllm_script() -> Path:
     return script
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

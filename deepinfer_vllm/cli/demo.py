@@ -12,7 +12,7 @@ def demo(
 ) -> None:
     """Write a tiny checkpoint, serve it, ask it about text and images, for a tool call and JSON, and say what ran.
 
-    Then restart the server and ask a long question again, which finds its KV cache in the store.
+    Then start two servers on its store, with the router before them, and ask a long question again.
 
     Example: deepinfer demo --directory /tmp/v41-demo --timeout 300
     """

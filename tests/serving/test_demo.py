@@ -9,10 +9,11 @@ import openai
 import pytest
 
 from deepinfer_vllm import demo
+from deepinfer_vllm.demo_router import Router
 from deepinfer_vllm.demo_store import Asked
 from deepinfer_vllm.kv_connector import CONNECTOR
 from deepinfer_vllm.kv_connector.config import ConnectorConfig
-from deepinfer_vllm.server_process import ServerProcess
+from deepinfer_vllm.server_process import ServerError, ServerProcess
 from serving.client import MODEL
 
 
@@ -84,3 +85,29 @@ def test_a_directory_that_cannot_be_made_ends_it_in_one_line(
     assert demo.main(tmp_path / "file", timeout_seconds=1) == 1
     error = capsys.readouterr().err.strip()
     assert error.startswith("demo: ") and str(tmp_path / "file") in error and "\n" not in error
+
+
+def test_the_router_before_a_server(
+    server: ServerProcess, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "store").mkdir()
+    router = Router(tmp_path, checkpoint, [server.url])
+    with router.running(tmp_path / "router.log", timeout_seconds=120):
+        client, model = demo.client_of(router.url)
+        demo.chat(client, model)
+        assert "tokens/s" in capsys.readouterr().out
+        counts = router.counts()
+        assert counts['checks_total{result="namespace"}'] == 1 and counts["checked_tokens_total"] == 0
+        with pytest.raises(demo.DemoError, match="asked for 0 tokens and knew of none"):
+            demo.show_routing(router)
+    with pytest.raises(OSError):
+        router.counts()
+
+
+def test_a_router_that_does_not_come_up_says_why(tmp_path: Path) -> None:
+    router = Router(tmp_path, tmp_path, ["http://127.0.0.1:9"])  # there is no directory `store`
+    with (
+        pytest.raises(ServerError, match=r"router or store daemon ended\nlast lines of .*router\.log"),
+        router.running(tmp_path / "router.log", timeout_seconds=120),
+    ):
+        pass
