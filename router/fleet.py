@@ -189,5 +189,5 @@ def _room_in(engines: Iterable[Engine]) -> tuple[Target, ...]:
         target
         for engine in engines
         for target in engine.targets
-        if target.window is None or target.active < target.window
+        if target.window is None or target.own.active < target.window
     )

@@ -109,7 +109,7 @@ class Health:
         record.pressured_at = now
         _HALVED.inc()
         for target in engine.targets:
-            target.window = max(1, target.active // 2)
+            target.window = max(1, target.own.active // 2)
         self._fleet.windows_changed()
 
     def alive(self, engine: Engine) -> None:

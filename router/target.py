@@ -63,7 +63,10 @@ class Target:
     uncertain_until: float = 0.0
     """Slow start: until then it takes only its growing share."""
     window: float | None = None
-    """Requests that it may have, while it is under pressure or tried again; None: no bound. The fleet heeds it."""
+    """Requests of this process that it may have, under pressure or when it is tried again; None: no bound.
+
+    The fleet heeds it. Each sender bounds its own: by all that is there, what others send could keep one out for good.
+    """
     held_tokens: int = 0
     """Of `kv_tokens` what is there now, not only promised: prompts once computed, and what was generated."""
     shared_tokens: int = 0

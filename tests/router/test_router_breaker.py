@@ -6,7 +6,7 @@ from deepinfer_router.engine_state import EngineState
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.fleet_config import FleetConfig
 from deepinfer_router.roles import Role
-from deepinfer_router.target import Engine
+from deepinfer_router.target import Engine, Load
 from deepinfer_router.work import Work
 
 D = Role.DECODE
@@ -187,6 +187,18 @@ def test_pressure_halves_once_a_second_and_successes_give_back() -> None:
     clock.now += 1
     fleet.pressured(engine)
     assert (target.window, open_ids(fleet)) == (1, ["0", "1", "2"])
+
+
+def test_pressure_that_others_make_keeps_nobody_out() -> None:
+    fleet, (engine, *_), _ = some()
+    (target,) = engine.targets
+    target.see_strangers(Load(100, 0))
+    target.see_peers(Load(50, 0))
+    lease = fleet.book(target, Work(), D)
+    fleet.pressured(engine)
+    assert (target.window, open_ids(fleet)) == (1, ["1", "2"])
+    lease.release()
+    assert open_ids(fleet) == ["0", "1", "2"]
 
 
 def test_an_engine_fails_with_all_its_ranks() -> None:

@@ -221,7 +221,7 @@ class Counts(RuleBasedStateMachine):
         for role in Role:
             for target in self.fleet.targets(role):
                 assert target in known and target.engine.state in ("ready", "suspect", "half_open")
-                assert target.window is None or target.active < target.window
+                assert target.window is None or target.own.active < target.window
 
     def teardown(self) -> None:
         for lease in list(self.out):
