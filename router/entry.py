@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from deepinfer_kvstore.extra_keys import Lora
-from deepinfer_router.api import Api, Kind, api_of
+from deepinfer_router.api import MODELS, OTHER, Api, Kind, api_of
 from deepinfer_router.entry_config import EntryConfig
 from deepinfer_router.errors import Refusal, RouterConfigError
 from deepinfer_router.grammar import Grammars
@@ -23,6 +23,8 @@ from deepinfer_router.work import Work
 EXPECTED_OUTPUT = 256
 """Tokens of an answer, until more is known."""
 MAX_ID_BYTES = 128
+MAX_SESSION_CHARS = 256
+"""A longer name of a conversation is none: it would be remembered."""
 Headers = dict[bytes, bytes]
 _ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:-")
 _IMAGES = ("image_url", "input_image", "image")
@@ -81,11 +83,13 @@ class Entry:
 
         Raises:
             Refusal: 400 what is no JSON object, or a field that is read has another type; 401, 403, 429 its key;
-                415 an encoded body.
+                404 a path that is not to pass; 415 an encoded body.
         """
         headers = dict(exchange.headers)
         identity = self.identities.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
         api = api_of(exchange.method, exchange.route)
+        if api is OTHER and self.config.unknown_routes == "refuse":
+            raise Refusal(404, "unknown_route", "this path is none of an API that is served here")
         raw = exchange.body
         fields: dict[str, Any] = {}
         if api.json:
@@ -126,7 +130,7 @@ class Entry:
         request.token_ids = token_ids
         request.engine_key = self._engine_key
         self._wishes.apply(request, exchange.route, headers)
-        identity.enter(model, work.prompt_tokens)
+        identity.enter(None if api is MODELS else model, work.prompt_tokens)
         return request
 
     async def prepare(self, request: Request) -> None:
@@ -159,11 +163,11 @@ class Entry:
 
     def _read_headers(self, headers: Headers, received_at: float, fields: dict[str, Any], work: Work) -> None:
         if (session := headers.get(b"x-session-id")) is not None:
-            work.session = session.decode("latin-1")
+            named: Any = session.decode("latin-1")
         else:
             named = fields.get("session_id") or fields.get("prompt_cache_key")
-            if type(named) is str:
-                work.session = named
+        if type(named) is str and len(named) <= MAX_SESSION_CHARS:
+            work.session = named
         if (text := headers.get(self._deadline_header)) is not None:
             work.deadline = received_at + _milliseconds(text, self._deadline_header) / 1e3
 

@@ -40,4 +40,7 @@ class EntryConfig(BaseModel):
         default="x-request-timeout-ms",
         description="Header with the milliseconds after which the client needs no answer.",
     )
+    unknown_routes: Literal["pass", "refuse"] = Field(
+        default="pass", description="Paths of no API that the router knows: engines may answer them, or nobody does."
+    )
     adapters: dict[str, Adapter] = Field(default={}, description="LoRA adapters by the name that clients ask for.")

@@ -16,6 +16,8 @@ GRAMMARS = counter(
 )
 GRAMMAR_SECONDS = histogram("grammar_seconds", "What reading a new one took, with waiting.", buckets=FAST_SECONDS)
 
+MAX_READING = 32
+"""That wait for their turn; what comes then goes unread."""
 UNREAD = Verdict("unread")
 BUSY = Verdict("busy")
 
@@ -71,6 +73,8 @@ class Grammars:
             return found
         task = self._reading.get(digest)
         if task is None:
+            if len(self._reading) >= MAX_READING:
+                return BUSY
             task = self._reading[digest] = asyncio.create_task(self._read(digest, form))
         done, _ = await asyncio.wait((task,), timeout=self._config.wait_s)  # of a client that leaves, others may wait
         return task.result() if done else BUSY

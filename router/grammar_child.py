@@ -17,6 +17,7 @@ def main() -> None:
     """Answer until the input ends."""
     backend, memory_bytes = sys.argv[1], int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is for the router, which closes our input
+    os.nice(5)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     write, flush = sys.stdout.buffer.write, sys.stdout.buffer.flush

@@ -44,13 +44,13 @@ class Identity:
         """Requests now."""
         self._bounded = bool(self.requests or self.tokens or self.max_concurrent)
 
-    def enter(self, model: str, prompt_tokens: int) -> None:
-        """Count a request, to be given back by `leave`.
+    def enter(self, model: str | None, prompt_tokens: int) -> None:
+        """Count a request, to be given back by `leave`. `model` None: it is about no model.
 
         Raises:
             Refusal: another model, or a limit is reached; nothing is counted then.
         """
-        if self.models and model not in self.models:
+        if self.models and model is not None and model not in self.models:
             raise Refusal(
                 403,
                 "model_not_allowed",

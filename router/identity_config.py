@@ -26,7 +26,7 @@ class Grant(BaseModel):
     )
     ttl_class: TtlClass | None = Field(
         default=None,
-        description="How long the store keeps what is computed; none: does not say. Default: by route, or none.",
+        description="How long the store keeps what is computed: its classes. Default: by route, or its default.",
     )
     priority: int = Field(default=0, description="Smaller is sooner.")
     cache_salt: str | None = Field(

@@ -164,7 +164,8 @@ class Request:
 
     def used(self, prompt_tokens: int, completion_tokens: int = 0) -> None:
         """An engine has counted its tokens: for later estimates, and its key's limit. Once a request."""
-        self._estimate.observe(self.work.model, self.prompt_bytes, prompt_tokens)
+        if not self.work.images:
+            self._estimate.observe(self.work.model, self.prompt_bytes, prompt_tokens)
         self.identity.spend(prompt_tokens - self.prompt_charged + completion_tokens)
         self.prompt_charged = prompt_tokens
 

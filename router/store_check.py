@@ -8,6 +8,7 @@ from deepinfer_kvstore.extra_keys import ExtraKeys, Lora
 from deepinfer_kvstore.questions import Answer, Question
 from deepinfer_router.metrics import FAST_SECONDS, counter, histogram
 from deepinfer_router.request import Request
+from deepinfer_router.resumable import has_media
 from deepinfer_router.store_config import StoreConfig
 
 FAILURES = 8
@@ -48,8 +49,8 @@ class StoreCheck:
         Whatever the store does, this ends within its budget and the time of hashing; nothing is filled in then.
         """
         tokens = request.token_ids
-        if not tokens or request.work.images:
-            CHECKS.labels("images" if tokens else "no_token_ids").inc()
+        if not tokens or has_media(request.fields) or request.fields.get("prompt_embeds"):
+            CHECKS.labels("media" if tokens else "no_token_ids").inc()  # what media hash to only the engine knows
             return
         if not self._breaker.admit():
             CHECKS.labels("store_is_down").inc()

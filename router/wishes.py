@@ -59,7 +59,7 @@ class Wishes:
         if request.api.salted and (salt is not None or "cache_salt" in fields):
             changes["cache_salt"] = DROP if salt is None else salt
         if self._has_store and request.api.generates:
-            told: dict[str, str] = {} if ttl_class is None or ttl_class == "none" else {"ttl_class": ttl_class}
+            told: dict[str, str] = {} if ttl_class is None else {"ttl_class": ttl_class}
             if work.tenant:
                 told["tenant"] = work.tenant
             changes["kv_transfer_params"] = {"kvstore": told}

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from exchanges import chat, received
+from exchanges import Received, chat, received
 
 from deepinfer_router.entry import Entry
 from deepinfer_router.errors import Refusal, RouterConfigError
@@ -97,6 +97,14 @@ def test_models() -> None:
     assert ask(one, "alice", model="m").work.model == "m"
     assert refused(one, "alice", model="other") == (403, "model_not_allowed")
     assert refused(one, "alice", model=None) == (403, "model_not_allowed")
+
+
+def test_the_list_of_models_is_of_no_model() -> None:
+    one = entry(key("alice", models=("m",)))
+    models = Received(b"/v1/models", method=b"GET", headers=[(b"authorization", b"Bearer alice")])
+    assert one.read(models).identity.name == "alice"
+    with pytest.raises(Refusal, match="may not use model"):
+        one.read(Received(b"/v1/audio/transcriptions", b"--b", headers=models.headers))
 
 
 def test_only_who_may_says_how_urgent_it_is() -> None:

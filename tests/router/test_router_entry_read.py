@@ -61,6 +61,16 @@ def test_unknown_routes_pass_untouched() -> None:
     assert Entry().read(Received(b"/v1/models", method=b"GET")).api.kind is Kind.MODELS
 
 
+def test_unknown_routes_can_be_refused() -> None:
+    """Engines have paths that stop them, or change their weights."""
+    entry = Entry(EntryConfig(unknown_routes="refuse"))
+    with pytest.raises(Refusal) as refused:
+        entry.read(Received(b"/pause"))
+    assert (refused.value.status, refused.value.code) == (404, "unknown_route")
+    entry.read(Received(b"/v1/models", method=b"GET"))
+    entry.read(received("/v1/chat/completions", chat()))
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'"text"', b"null", b'{"model": NaN}', b"\xff\xfe", b'{"a":1}{', b"[" * 5000]
 )
@@ -133,6 +143,20 @@ def test_images_count_as_images() -> None:
     parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "?"}]
     outputs = [{"type": "function_call_output", "call_id": "c", "output": parts}, {"role": "user", "content": parts}]
     assert read("/v1/responses", {"input": outputs}).work.images == 2
+
+
+def test_images_teach_nothing_of_text() -> None:
+    entry = Entry()
+    part = {"type": "image_url", "image_url": {"url": "x"}}
+    entry.read(received("/v1/chat/completions", chat(messages=[{"role": "user", "content": [part]}]))).used(5000)
+    exchange = received("/v1/chat/completions", chat())
+    assert entry.read(exchange).work.prompt_tokens == len(exchange.body) // 4
+
+
+def test_names_of_conversations_are_bounded() -> None:
+    assert read("/v1/chat/completions", chat(session_id="s" * 256)).work.session == "s" * 256
+    assert read("/v1/chat/completions", chat(session_id="s" * 257)).work.session == ""
+    assert read("/v1/chat/completions", chat(), x_session_id="s" * 257).work.session == ""
 
 
 def test_deadline_session_priority_adapter() -> None:

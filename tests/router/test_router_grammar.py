@@ -258,6 +258,21 @@ def test_who_waits_too_long_goes_unread() -> None:
     assert grammar.GRAMMARS.labels("busy").value == before + 2
 
 
+def test_no_more_than_so_many_wait() -> None:
+    async def run() -> list[str]:
+        grammars = grammar.Grammars(GrammarConfig(compile_s=20.0, wait_s=0.05))
+        forms = [Form("regex", f"a{{{number}}}", "p") for number in range(grammar.MAX_READING + 3)]
+        slow = asyncio.create_task(grammars._verdict(Form("json", orjson.dumps(ENDLESS).decode(), "p")))
+        await asyncio.sleep(0)
+        verdicts = await asyncio.gather(*map(grammars._verdict, forms))
+        assert len(grammars._reading) == grammar.MAX_READING
+        await slow
+        await grammars.close()
+        return [verdict.word for verdict in verdicts]
+
+    assert set(asyncio.run(run())) == {"busy"}
+
+
 def test_a_process_that_is_killed_is_started_again() -> None:
     async def run() -> None:
         process = GrammarProcess("auto", 30.0, 1 << 31)

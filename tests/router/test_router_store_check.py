@@ -136,6 +136,24 @@ def test_text_is_not_asked_for(tmp_path: Path) -> None:
     assert counted("no_token_ids") == before + 1
 
 
+def test_prompts_with_media_are_not_asked_for(tmp_path: Path) -> None:
+    """Their hashes cover the media: without them another prompt's blocks would be found."""
+
+    async def run() -> Request:
+        entry = make_entry(tmp_path)
+        fields = {"model": "m", "token_ids": TOKENS, "features": {"mm_hashes": {"image": ["a"]}}}
+        request = entry.read(received("/inference/v1/generate", fields))
+        await entry.prepare(request)
+        await entry.close()
+        return request
+
+    with storing(tmp_path) as store, daemon(tmp_path):
+        store_prompt(store, TOKENS)
+        before = counted("media")
+        assert asyncio.run(run()).work.hit_tokens == 0
+        assert counted("media") == before + 1
+
+
 def test_token_ids_that_are_none_are_the_engines_to_refuse(tmp_path: Path) -> None:
     async def run(path: Path) -> Request:
         entry = make_entry(path)

@@ -2,15 +2,16 @@
 
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import pytest
 from exchanges import chat, received
 
+from deepinfer_kvstore.retention import DEFAULT_TTL
 from deepinfer_router.entry import Entry
 from deepinfer_router.errors import Refusal
-from deepinfer_router.identity_config import ApiKey, Grant, IdentityConfig, RouteTtl
+from deepinfer_router.identity_config import ApiKey, Grant, IdentityConfig, RouteTtl, TtlClass
 from deepinfer_router.request import Request
 from deepinfer_router.store_config import StoreConfig
 
@@ -91,6 +92,13 @@ def test_bad_headers_are_refused(headers: dict[str, str]) -> None:
     with pytest.raises(Refusal, match="header x-") as refused:
         read(Grant(may_set=("tenant", "ttl_class", "cache_salt")), **headers)
     assert refused.value.status == 400
+
+
+def test_none_is_a_class_of_the_store() -> None:
+    """It keeps such blocks until their space is needed."""
+    body = orjson.loads(read(Grant(ttl_class="none")).body())
+    assert body["kv_transfer_params"] == {"kvstore": {"ttl_class": "none"}}
+    assert set(DEFAULT_TTL) == set(get_args(TtlClass))
 
 
 def test_routes_decide_for_keys_that_say_nothing() -> None:
