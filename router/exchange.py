@@ -40,6 +40,7 @@ class Exchange:
         "paused",
         "on_pause",
         "raw",
+        "task",
         "transport",
         "_connection",
         "_http_1_0",
@@ -93,6 +94,8 @@ class Exchange:
         """Told when `paused` changes."""
         self.raw: Callable[[bytes], None] | None = None
         """Takes what comes behind the request: the connection is no longer HTTP."""
+        self.task: asyncio.Task[None]
+        """That answers it."""
         self.transport = transport
         self._connection = connection
         self._http_1_0 = http_1_0

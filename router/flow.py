@@ -1,6 +1,5 @@
 """From a client's request to its answer."""
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -63,9 +62,7 @@ class Flow:
 
     async def handle(self, exchange: Exchange) -> None:
         """Answer it. As soon as the client has gone everything done for it is cancelled."""
-        task = asyncio.current_task()
-        assert task is not None
-        exchange.on_close(task.cancel)
+        exchange.on_close(exchange.task.cancel)
         request = journey = None
         try:
             request = self._entry.read(exchange)

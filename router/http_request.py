@@ -77,11 +77,6 @@ class Request:
         if self.length is not None:
             self._parser = None  # which refers to this
 
-    @property
-    def chunked(self) -> bool:
-        """Whether the body is framed as chunks."""
-        return self.length is None
-
     def feed(self, data: bytes) -> bytes | None:
         """More of the body; what comes behind its end, or None: it goes on. Raises Refusal: it is not well framed."""
         if self.length is None:
@@ -154,6 +149,7 @@ class Request:
             raise _bad("there must be one Host header")
         coding = framing.get(b"transfer-encoding")
         self.length: int | None
+        """Of the body; None: it comes in chunks."""
         if coding is None:
             self.length = int(framing.get(b"content-length", b"0"))
             self.complete = self.length == 0

@@ -92,7 +92,7 @@ class HttpServer:
                     _fail(exchange, Refusal(500, "internal_error", "the router gave no answer to this request"))
                 else:
                     exchange.abort()
-            self.tasks.discard(asyncio.current_task(self.loop))
+            self.tasks.discard(exchange.task)
 
 
 def _fail(exchange: Exchange, refusal: Refusal) -> None:

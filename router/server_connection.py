@@ -245,10 +245,11 @@ class ServerConnection(asyncio.Protocol):
             if len(request.headers) > limits.max_headers:
                 count, most = len(request.headers), limits.max_headers
                 raise Refusal(431, "too_many_headers", f"the request has {count} headers, and at most {most} are read")
-            if request.complete:
-                self._begin(request, data[end:])
-                return
             self._before_body(request, len(data) > end)
+            length = request.length
+            if length is not None and len(data) - end >= length:
+                self._begin(request, data[end : end + length], data[end + length :])
+                return
         except Refusal as refusal:
             self._refuse(refusal)
             return
@@ -285,11 +286,11 @@ class ServerConnection(asyncio.Protocol):
                     )
             else:
                 self._request = None
-                self._begin(request, rest)
+                self._begin(request, request.body(), rest)
         except Refusal as refusal:
             self._refuse(refusal)
 
-    def _begin(self, request: Request, rest: bytes) -> None:
+    def _begin(self, request: Request, body: bytes, rest: bytes) -> None:
         """Have a whole request answered. Raises Refusal."""
         server = self._server
         framing = request.framing
@@ -299,7 +300,7 @@ class ServerConnection(asyncio.Protocol):
             request.method,
             request.path(),
             request.headers,
-            request.body(),
+            body,
             received_at=self._received_at,
             peer=self._peer,
             http_1_0=request.http_1_0,
@@ -313,7 +314,8 @@ class ServerConnection(asyncio.Protocol):
             exchange.paused = True
             self.deadline = server.deadlines.now + server.limits.write_stall_s
         coding = framing.get(b"content-encoding")
-        server.tasks.add(server.loop.create_task(server.run(exchange, coding)))
+        exchange.task = task = server.loop.create_task(server.run(exchange, coding))
+        server.tasks.add(task)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer a request that no handler sees, and let the client read that before the connection ends."""

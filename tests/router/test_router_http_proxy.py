@@ -3,8 +3,11 @@
 import asyncio
 import gc
 import gzip
+from contextlib import suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from router_http_case import (
     WAIT_S,
     Engine,
@@ -295,5 +298,52 @@ def test_requests_leave_no_cycles() -> None:
         finally:
             gc.enable()
         writer.close()
+
+    case(run)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.binary(min_size=1, max_size=30) | st.sampled_from([*EVENTS, b"\r\n\r\n", b"\n\n"]), max_size=8),
+    st.lists(st.integers(0, 400), max_size=6),
+    st.sampled_from([b"text/event-stream", b"application/json"]),
+    st.sampled_from([b"", b";name=value", b';name="quoted value"']),
+    st.sampled_from([b"", b"x-trailer: 1\r\n"]),
+)
+def test_chunked_answers_of_any_shape_over_any_boundary(
+    pieces: list[bytes], cuts: list[int], kind: bytes, extension: bytes, trailer: bytes
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind
+    chunks = b"".join(b"%X%b\r\n%b\r\n" % (len(piece), extension, piece) for piece in pieces)
+    stream = head + chunks + b"0\r\n" + trailer + b"\r\n"
+    bounds = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+
+    async def run(proxy: Proxy) -> None:
+        proxy.engine.script = says(*[stream[start:end] for start, end in zip(bounds, bounds[1:], strict=False)])
+        for _ in range(2):
+            answer = await ask(proxy.port, b"POST", b"/", b"{}")
+            assert answer.body == b"".join(pieces)
+        assert b"".join(proxy.data) == 2 * b"".join(pieces)
+        assert proxy.engine.accepted == 1 and proxy.outcomes == ["complete"] * 2
+
+    case(run)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"]),
+    st.binary(max_size=100),
+)
+def test_answers_of_any_bytes_leave_the_router_standing(head: bytes, data: bytes) -> None:
+    async def run(proxy: Proxy) -> None:
+        async def script(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
+            writer.write(head + data)
+            writer.close()
+
+        proxy.engine.script = script
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # of an answer that had begun
+            await ask(proxy.port)
+        proxy.engine.script = echo
+        assert (await ask(proxy.port)).body == b"GET / "
 
     case(run)
