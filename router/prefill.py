@@ -156,7 +156,8 @@ class PrefillPolicy:
         now: float,
         rng: Random,
     ) -> Target | None:
-        """The one of least pending seconds (and own cost, where kinds differ); equal ones by chance."""
+        """The one of least pending seconds (and own cost, where kinds differ); of equal ones that with the fewest KV
+        tokens: engines without a queue for prefill differ by what they decode. The rest by chance."""
         count = len(targets)
         choices = self._config.choices
         if choices and count > choices:
@@ -164,19 +165,24 @@ class PrefillPolicy:
         elif count > 1:
             start = int(rng.random() * count)
             targets = [*targets[start:], *targets[:start]]
-        best, least = None, inf
+        best, least, fewest = None, inf, inf
+        mean_s = mean_held = -1.0
         for target in targets:
-            finish = target.pending_seconds
+            finish, held = target.pending_seconds, target.kv_tokens
             if kinds is not None:
                 finish += kinds[target.engine.kind]
-            if finish >= least or (excluded and target.engine.id in excluded):
+            if finish > least or (finish == least and held >= fewest) or (excluded and target.engine.id in excluded):
                 continue
             if target.uncertain_until > now:  # as if it had its part of what the others have, shrinking to nothing
                 part = min(1.0, (target.uncertain_until - now) / self._slow_start_s)
-                finish += part * sum(other.pending_seconds for other in targets) / len(targets)
-                if finish >= least:
+                if mean_s < 0:
+                    mean_s = sum(other.pending_seconds for other in targets) / len(targets)
+                    mean_held = sum(other.kv_tokens for other in targets) / len(targets)
+                finish += part * mean_s
+                held += round(part * mean_held)
+                if finish > least or (finish == least and held >= fewest):
                     continue
-            best, least = target, finish
+            best, least, fewest = target, finish, held
         return best
 
     def _sooner(

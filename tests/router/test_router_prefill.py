@@ -105,6 +105,23 @@ def test_equal_targets_are_taken_in_turn_by_chance() -> None:
     assert picks == again
 
 
+def test_engines_without_a_queue_differ_by_what_they_decode() -> None:
+    """Engines that do whole requests would else decode what chance gives them."""
+    targets = fleet(3)
+    for target, held in zip(targets, (500, 100, 300), strict=True):
+        target.kv_tokens = held
+    least = policy(pools=False)
+    rng = Random(0)
+    assert least.pick(Work(prompt_tokens=9), targets, 1.0, rng).target is targets[1]  # type: ignore[union-attr]
+    targets[1].pending_seconds = 0.25
+    assert least.pick(Work(prompt_tokens=9), targets, 1.0, rng).target is targets[2]  # type: ignore[union-attr]
+    targets[2].kv_tokens, targets[2].uncertain_until = 0, 31.0
+    targets[1].pending_seconds = 0.0
+    # One that is new passes for having its part of what the others have.
+    assert least.pick(Work(prompt_tokens=9), targets, 1.0, rng).target is targets[1]  # type: ignore[union-attr]
+    assert least.pick(Work(prompt_tokens=9), targets, 25.0, rng).target is targets[2]  # type: ignore[union-attr]
+
+
 def overflowing(overflow: str) -> tuple[PrefillPolicy, list[Target], dict[str, Target]]:
     """Four engines, one for each group, each with much to do."""
     router, targets = policy(overflow=overflow), fleet(4)
