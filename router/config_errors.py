@@ -60,11 +60,12 @@ def _at(model: type[BaseModel], loc: list[int | str]) -> type[BaseModel] | None:
         if here is None:
             return None
         if isinstance(part, str) and part in here.model_fields:
-            here = _section(here.model_fields[part].annotation)
+            here = section(here.model_fields[part].annotation)
     return here
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def section(annotation: Any) -> type[BaseModel] | None:
+    """The model in a field's annotation, also where it is optional or in a list or table."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _section(part))), None)
+    return next((found for part in get_args(annotation) if (found := section(part))), None)

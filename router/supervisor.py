@@ -12,8 +12,10 @@ from time import monotonic, time
 
 from deepinfer_router.boot import Boot
 from deepinfer_router.channel import Message
+from deepinfer_router.engine_gauges import EngineGauges
 from deepinfer_router.exposition import merge, only_growing
 from deepinfer_router.file_stamp import stamp
+from deepinfer_router.fleet_view import merged_engines
 from deepinfer_router.metrics import Registry, Snapshot
 from deepinfer_router.poller import Poller
 from deepinfer_router.worker_process import WorkerProcess
@@ -48,13 +50,14 @@ class Supervisor:
         self._waiting: list[tuple[set[WorkerProcess | None], float, Callable[[bool], None]]] = []
         self._exit_code = 0
         self._stamp = stamp(Path(boot.source["path"])) if boot.source["path"] else None
-        self._registry = Registry()
-        self._restarts = self._registry.counter("worker_restarts", "Workers that ended and were replaced.").labels()
-        self._hung = self._registry.counter("worker_hung", "Workers killed because their loop was stuck.").labels()
-        self._reloads = self._registry.counter("reloads", "Reloads of the configuration, by result.", "result")
-        self._source_errors = self._registry.counter("discovery_errors", "Failures to ask for engines.", "source")
-        self._found = self._registry.gauge("discovery_engines", "Engines that a source knows.", "source")
-        workers = self._registry.gauge("workers", "Worker processes by state.", "state")
+        self.registry = Registry()
+        self._restarts = self.registry.counter("worker_restarts", "Workers that ended and were replaced.").labels()
+        self._hung = self.registry.counter("worker_hung", "Workers killed because their loop was stuck.").labels()
+        self._reloads = self.registry.counter("reloads", "Reloads of the configuration, by result.", "result")
+        self._source_errors = self.registry.counter("discovery_errors", "Failures to ask for engines.", "source")
+        self._found = self.registry.gauge("discovery_engines", "Engines that a source knows.", "source")
+        self._engine_gauges = EngineGauges(self.registry)
+        workers = self.registry.gauge("workers", "Worker processes by state.", "state")
         self._ready_gauge, self._other_gauge = workers.labels("ready"), workers.labels("not_ready")
 
     def run(self) -> int:
@@ -161,8 +164,9 @@ class Supervisor:
         ready = sum(report["ready"] for report in reports)
         self._ready_gauge.set(ready)
         self._other_gauge.set(self.boot.workers - ready)
+        self._engine_gauges.show(merged_engines(report["engines"] for report in reports if "engines" in report))
         living = [report["metrics"] for report in reports if "metrics" in report]
-        return merge([*living, self._buried, self._registry.snapshot()])
+        return merge([*living, self._buried, self.registry.snapshot()])
 
     # --- workers
 

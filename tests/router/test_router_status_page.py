@@ -13,6 +13,8 @@ from router_process import RouterProcess, until
 
 import deepinfer_router
 from deepinfer_router.config_source import ConfigSource
+from deepinfer_router.engine_gauges import EngineGauges
+from deepinfer_router.exposition import expose
 from deepinfer_router.metrics import TOKENS, Registry
 from deepinfer_router.startup import prepare
 from deepinfer_router.status_view import status_view
@@ -94,3 +96,17 @@ def test_before_the_first_report_there_is_a_status() -> None:
     view = status_view([], [])
     assert view["engines"] == view["groups"] == view["tenants"] == []
     assert view["totals"]["requests"] == 0
+
+
+def test_engines_are_metrics_while_they_are_there() -> None:
+    registry = Registry()
+    gauges = EngineGauges(registry)
+    rank = {"rank": 0, "active": 3, "kv_tokens": 70, "pending_seconds": 1.5, "capacity_tokens": None}
+    gauges.show([{"id": "a", "state": "ready", "ranks": [rank]}, {"id": "b", "state": "open", "ranks": []}])
+    gauges.show([{"id": "a", "state": "suspect", "ranks": [{**rank, "active": 2}]}])
+    assert sorted(line for line in expose(registry.snapshot()).decode().splitlines() if line[0] != "#") == [
+        'deepinfer_router_engine_active_requests{engine="a",rank="0"} 2',
+        'deepinfer_router_engine_kv_tokens{engine="a",rank="0"} 70',
+        'deepinfer_router_engine_pending_prefill_seconds{engine="a",rank="0"} 1.5',
+        'deepinfer_router_engine_state{engine="a",state="suspect"} 1.0',
+    ]
