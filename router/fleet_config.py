@@ -34,7 +34,7 @@ class FleetConfig(BaseModel):
         default=None,
         gt=0,
         description="Time between polls of an engine's /metrics, which one worker does for all of a host. Default: 1, "
-        "with routers on several hosts 0.2.",
+        "with routers on several hosts 0.2; more with more than some hundred engines.",
     )
     poll_path: str = Field(default="/metrics", pattern="^/", description="What a poll asks for.")
     stale_s: float = Field(default=5.0, gt=0, description="A poll says nothing any more after so long.")

@@ -161,11 +161,14 @@ def test_how_often_and_who() -> None:
     engines = Engines()
     engine = engines.targets[0].engine
 
-    def pause_s(replicas: int, leads: bool = True, **config: float) -> float:
+    def pause_s(replicas: int, leads: bool = True, count: int = 1, **config: float) -> float:
         fleet = Fleet(FleetConfig.model_validate(config))
+        for number in range(count):
+            fleet.add(EngineSpec(f"http://{number}"))
         return Polls(fleet, engines.fetch, fleet.health._clock, replicas, leads=lambda: leads)._pause_s(engine)
 
     assert [pause_s(1), pause_s(2), pause_s(2, poll_s=7.0), pause_s(1, False)] == [1.0, 0.2, 7.0, float("inf")]
+    assert [pause_s(8, count=1000), pause_s(8, count=1000, poll_s=0.5)] == [2.0, 0.5]
     engine.state = EngineState.OPEN
     assert pause_s(1) == float("inf")
 
