@@ -61,6 +61,10 @@ class PrefillPolicy:
         self.costs = costs
         self.pools: dict[tuple[str, ...], Pools] = {}
         """By the models that engines serve: those of other models cannot help out."""
+        self.arrived_seconds = 0.0
+        """Predicted seconds of all that has arrived."""
+        self.arrived_tokens = 0
+        """Uncached tokens of all that has arrived."""
         self._config = config
         self._edges = config.edges_tokens if config.pools else ()
         self.groups = config.group_names
@@ -80,6 +84,8 @@ class PrefillPolicy:
         engine = targets[0].engine
         q = work.uncached_tokens
         seconds = self.costs.of(engine.kind).seconds(q, max(0, work.prompt_tokens - q))
+        self.arrived_seconds += seconds
+        self.arrived_tokens += q
         pool = self.pools[engine.models]
         pool.observe(work, seconds, now)
         if pool.update(now):
