@@ -27,6 +27,7 @@ class Desk(Protocol):
     def fresh_reports(self, patience_s: float) -> list[Message]: ...
     def metrics(self) -> Snapshot: ...
     def reports(self) -> list[Message]: ...
+    def autoscale(self, reports: list[Message]) -> dict[str, Any]: ...
     def drain_engine(self, engine: str, on: bool) -> None: ...
     def why_unhealthy(self) -> str: ...
 
@@ -91,7 +92,7 @@ class Admin:
         return "" if ip_address(request.peer).is_loopback else "changes are taken from this host, or set admin.token"
 
     def _metrics(self) -> AdminAnswer:
-        self._desk.fresh_reports(FRESH_S)
+        self._desk.autoscale(self._desk.fresh_reports(FRESH_S))
         return AdminAnswer(200, CONTENT_TYPE.decode(), expose(self._desk.metrics()))
 
     def _health(self) -> AdminAnswer:
@@ -116,7 +117,7 @@ class Admin:
             "draining": self._desk.draining,
             "started_at": self._desk.started_at,
             **status_view(reports, self._desk.metrics()),
-            "autoscale": {},
+            "autoscale": self._desk.autoscale(reports),
         }
 
     def _page(self) -> AdminAnswer:

@@ -60,6 +60,11 @@ class Admission:
         """Requests that wait."""
         return len(self._queue)
 
+    @property
+    def waiting_seconds(self) -> float:
+        """Their predicted seconds of prefill."""
+        return self._queue.cost
+
     async def admit(
         self,
         work: Work,
@@ -92,6 +97,8 @@ class Admission:
 
     def close(self) -> None:
         """Refuses those that wait and those that would have to."""
+        if self._closed:
+            return
         self._closed = True
         while self._queue:
             for entry in self._queue.heads(_TENANTS):

@@ -1,9 +1,11 @@
 """The router as one object: every part made from its section of the configuration, and handed to those that use it."""
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from deepinfer_router import prefill_gauges
 from deepinfer_router.admission import Admission
 from deepinfer_router.bootstrap import Bootstrap
 from deepinfer_router.config import RouterConfig
@@ -47,6 +49,7 @@ class App:
         self.decode = DecodePolicy(config.decode, config.fleet.slow_start_s, config.process.workers)
         self.upstreams = Upstreams(self.fleet, config.http.timeouts, config.http.engine_tls)
         self.budget = RetryBudget()
+        self._unpublish: Callable[[], None] | None = None
         self.admission = Admission(config.admission)
         self.fleet.on_room = self.admission.pump
         fit = WeightFit(self.decode, config.decode.kv_weight) if config.decode.fit_kv_weight else None
@@ -113,6 +116,7 @@ class App:
                     engine.engine_class,
                 )
             )
+        self._unpublish = prefill_gauges.publish(self.prefill)
         await self._watching.start()
 
     def why_not_ready(self) -> str:
@@ -124,7 +128,14 @@ class App:
 
     def status(self) -> dict[str, Any]:
         """What the status page shows beside engines and metrics."""
-        return {"connections": self.upstreams.connections}
+        return {
+            "connections": self.upstreams.connections,
+            "arrived_seconds": self.prefill.arrived_seconds,
+            "arrived_tokens": self.prefill.arrived_tokens,
+            "waiting": self.admission.waiting,
+            "waiting_seconds": self.admission.waiting_seconds,
+            "prefill": prefill_gauges.status(self.prefill),
+        }
 
     def reload(self, config: RouterConfig) -> None:
         """Take over the sections that may change."""
@@ -138,6 +149,9 @@ class App:
     async def close(self) -> None:
         """After the server's drain: nothing is under way. Idempotent."""
         self.admission.close()
+        if self._unpublish is not None:
+            self._unpublish()
+            self._unpublish = None
         await self._watching.stop()
         await self.disaggregated.close()
         await self.entry.close()

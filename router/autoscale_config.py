@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deepinfer_router.autoscale_stage import Limits
+
 
 class AutoscaleConfig(BaseModel):
     """Section `autoscale`. The router recommends; something else, which knows the cluster, starts and stops engines."""
@@ -30,3 +32,7 @@ class AutoscaleConfig(BaseModel):
     smoothing_s: float = Field(30.0, gt=0, description="Time over which arriving work is averaged.")
     min_engines: int = Field(1, ge=0, description="Of each stage, never fewer.")
     max_engines: int | None = Field(None, ge=1, description="Of each stage, never more; null: no limit.")
+
+    def limits(self) -> Limits:
+        """Of plain types."""
+        return Limits(**self.model_dump())

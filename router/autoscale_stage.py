@@ -3,11 +3,24 @@
 from collections import deque
 from dataclasses import asdict, dataclass
 from math import ceil
-from typing import Any
-
-from deepinfer_router.autoscale_config import AutoscaleConfig
+from typing import Any, NamedTuple
 
 _HISTORY = 256  # points of time of the past that are told apart
+
+
+class Limits(NamedTuple):
+    """An AutoscaleConfig, which says what each means, of plain types: the process that recommends has no pydantic."""
+
+    target_utilisation: float
+    sequences_per_rank: float
+    quota_utilisation: float
+    startup_s: float
+    spare_fraction: float
+    down_after_s: float
+    backlog_s: float
+    smoothing_s: float
+    min_engines: int
+    max_engines: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +48,18 @@ class Recommendation:
 class StageScale:
     """One stage's recommendations over time. `now`: seconds of a steady clock."""
 
-    def __init__(self, config: AutoscaleConfig) -> None:
-        self._config = config
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._needs: deque[tuple[float, float]] = deque()
         self._desired = 0
         self._lowered_at: float | None = None
 
     def update(self, engines: int, ill: int, used: float, now: float) -> Recommendation:
         """`engines` get work and `ill` do not; what is asked of them would fully use `used` engines."""
-        config = self._config
+        limits = self._limits
         if self._lowered_at is None or engines > self._desired + 1:  # somebody has started more than was asked for
             self._lowered_at, self._desired = now, engines
-        need = used / config.target_utilisation
+        need = used / limits.target_utilisation
         ahead = self._ahead(need, now)
         utilisation = used / engines if engines else float(used > 0)
         wanted = self._bounded(self._with_spare(ahead))
@@ -67,35 +80,35 @@ class StageScale:
         return Recommendation(engines, self._desired, utilisation, need, "less demand", blocked)
 
     def _blocked(self, engines: int, ill: int, used: float, utilisation: float, now: float) -> str:
-        config = self._config
+        limits = self._limits
         assert self._lowered_at is not None
-        if utilisation > config.quota_utilisation:
+        if utilisation > limits.quota_utilisation:
             return "quota utilisation"
         if ill:
             return "engines are ill"
         if engines > self._desired:
             return "the last step is not done"
-        if now - self._lowered_at < config.down_after_s:
+        if now - self._lowered_at < limits.down_after_s:
             return "too soon after the last change"
         peak = max(need for _, need in self._needs)
         if self._bounded(self._with_spare(peak)) >= self._desired:
             return "needed a little while ago"
-        if used > config.target_utilisation * (self._desired - 1):
+        if used > limits.target_utilisation * (self._desired - 1):
             return "the others would be too busy"
         return ""
 
     def _ahead(self, need: float, now: float) -> float:
         """The need when an engine asked for now would serve, if it goes on growing as it has."""
-        config = self._config
-        horizon_s = max(config.startup_s, config.down_after_s)
+        limits = self._limits
+        horizon_s = max(limits.startup_s, limits.down_after_s)
         if self._needs and now - self._needs[-1][0] < horizon_s / _HISTORY:
             self._needs[-1] = self._needs[-1][0], max(need, self._needs[-1][1])
         else:
             self._needs.append((now, need))
         while now - self._needs[0][0] > horizon_s:
             self._needs.popleft()
-        start = max(self._needs[0][0], now - config.startup_s)
-        if now - start < max(1.0, 0.5 * config.startup_s):
+        start = max(self._needs[0][0], now - limits.startup_s)
+        if now - start < max(1.0, 0.5 * limits.startup_s):
             return need  # too short a time to tell growth from noise
         middle = 0.5 * (start + now)
         older = [n for at, n in self._needs if start <= at < middle]
@@ -104,13 +117,13 @@ class StageScale:
             return need
         mean = sum(newer) / len(newer)
         growth_per_s = (mean - sum(older) / len(older)) / (now - middle)
-        return max(need, mean + growth_per_s * (0.5 * (now - middle) + config.startup_s))
+        return max(need, mean + growth_per_s * (0.5 * (now - middle) + limits.startup_s))
 
     def _with_spare(self, need: float) -> int:
         least = ceil(need - 1e-9)
-        return least + max(1, ceil(self._config.spare_fraction * least)) if least else 0
+        return least + max(1, ceil(self._limits.spare_fraction * least)) if least else 0
 
     def _bounded(self, engines: int) -> int:
-        config = self._config
-        most = engines if config.max_engines is None else config.max_engines
-        return max(config.min_engines, min(engines, most))
+        limits = self._limits
+        most = engines if limits.max_engines is None else limits.max_engines
+        return max(limits.min_engines, min(engines, most))

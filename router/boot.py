@@ -20,6 +20,8 @@ class Boot(NamedTuple):
     hung_s: float = 60.0
     admin: tuple[str, int] | None = None
     admin_token: str | None = None
+    autoscale: dict[str, Any] = {}
+    """Limits of plain types."""
     discovery: dict[str, Any] = {}
     """A DiscoveryConfig of plain types."""
     worker_command: tuple[str, ...] = (sys.executable, "-P", "-m", "deepinfer_router.run")

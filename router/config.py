@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deepinfer_router.admission_config import AdmissionConfig
+from deepinfer_router.autoscale_config import AutoscaleConfig
 from deepinfer_router.decode_config import DecodeConfig
 from deepinfer_router.disaggregation_config import DisaggregationConfig
 from deepinfer_router.discovery_config import DiscoveryConfig
@@ -55,6 +56,9 @@ class RouterConfig(BaseModel):
     )
     disaggregation: DisaggregationConfig = Field(
         default=DisaggregationConfig.model_validate({}), description="How requests are split between engines."
+    )
+    autoscale: AutoscaleConfig = Field(
+        default=AutoscaleConfig.model_validate({}), description="How many engines are recommended."
     )
     failure: FailureConfig = Field(default=FailureConfig.model_validate({}), description="When an engine fails.")
     tracing: TracingConfig = Field(default=TracingConfig.model_validate({}), description="Spans.")

@@ -38,6 +38,7 @@ def prepare(source: ConfigSource) -> tuple[RouterConfig, Boot]:
         hung_s=config.process.hung_s,
         admin=admin,
         admin_token=token.get_secret_value() if token else None,
+        autoscale=config.autoscale.model_dump(),
         discovery=config.discovery.model_dump(mode="json"),
     )
 

@@ -8,8 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
+from threading import Lock
 from time import monotonic, time
+from typing import Any
 
+from deepinfer_router.autoscale import Autoscale
+from deepinfer_router.autoscale_stage import Limits
 from deepinfer_router.boot import Boot
 from deepinfer_router.channel import Message
 from deepinfer_router.engine_gauges import EngineGauges
@@ -57,6 +61,8 @@ class Supervisor:
         self._source_errors = self.registry.counter("discovery_errors", "Failures to ask for engines.", "source")
         self._found = self.registry.gauge("discovery_engines", "Engines that a source knows.", "source")
         self._engine_gauges = EngineGauges(self.registry)
+        self._autoscale = Autoscale(Limits(**boot.autoscale), self.registry) if boot.autoscale else None
+        self._scaling = Lock()
         workers = self.registry.gauge("workers", "Worker processes by state.", "state")
         self._ready_gauge, self._other_gauge = workers.labels("ready"), workers.labels("not_ready")
 
@@ -157,6 +163,15 @@ class Supervisor:
             }
             for worker in list(self._workers.values())
         ]
+
+    def autoscale(self, reports: list[Message]) -> dict[str, Any]:
+        """How many engines there should be, by what workers said; empty where nothing is to be recommended."""
+        if self._autoscale is None:
+            return {}
+        said = [report["status"] for report in reports if "status" in report]
+        engines = merged_engines(report["engines"] for report in reports if "engines" in report)
+        with self._scaling:
+            return self._autoscale.update(engines, said, monotonic())
 
     def metrics(self) -> Snapshot:
         """Of all workers, those that died included, and of itself. From any thread."""

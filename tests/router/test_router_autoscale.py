@@ -13,6 +13,7 @@ from deepinfer_router.engine_costs import EngineCosts
 from deepinfer_router.engine_spec import EngineSpec
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.fleet_view import Row, engines_of, merged_engines
+from deepinfer_router.metrics import Registry
 from deepinfer_router.prefill import PrefillPolicy
 from deepinfer_router.prefill_config import PrefillConfig
 from deepinfer_router.roles import Role
@@ -23,7 +24,7 @@ class Followed:
     """A fleet that does what is recommended, `late_s` later when engines have to start."""
 
     def __init__(self, engines: int, late_s: float = 300.0, **config: Any) -> None:
-        self.scale = StageScale(AutoscaleConfig(**config))
+        self.scale = StageScale(AutoscaleConfig(**config).limits())
         self.engines = engines
         self.late_s = late_s
         self.starting: list[float] = []
@@ -136,41 +137,48 @@ def rows(fleet: Fleet) -> list[Row]:
     return merged_engines([engines_of(fleet)])
 
 
+def status(policy: PrefillPolicy) -> Row:
+    return {"arrived_seconds": policy.arrived_seconds, "arrived_tokens": policy.arrived_tokens}
+
+
 def test_stages_follow_what_arrives_and_what_is_active() -> None:
     fleet = fleet_of(prefill=4, decode=2)
     policy = PrefillPolicy(PrefillConfig(), EngineCosts())
-    scale = Autoscale(AutoscaleConfig(spare_fraction=0.0))
+    registry = Registry()
+    scale = Autoscale(AutoscaleConfig(spare_fraction=0.0).limits(), registry)
     for second in range(300):
         for _ in range(2):
             policy.arrive(Work(prompt_tokens=65_000, hit_tokens=1000), fleet.targets(Role.PREFILL), float(second))
-        scale.update(rows(fleet), policy.arrived_seconds, policy.arrived_tokens, 0, 0.0, float(second))
+        scale.update(rows(fleet), [status(policy)], float(second))
     for target in fleet.targets(Role.DECODE):
         fleet.book(target, Work(prompt_tokens=10), Role.DECODE)
     cost = EngineCosts().of("").seconds(64_000, 1000)
-    said = scale.update(rows(fleet), policy.arrived_seconds, policy.arrived_tokens, 1020, 0.0, 300.0)
+    said = scale.update(rows(fleet), [status(policy), {"waiting": 1020}], 300.0)
     assert said["uncached_tokens_per_s"] == pytest.approx(128_000, rel=0.05)
     assert said["prefill"]["utilisation"] == pytest.approx(2 * cost / 8, rel=0.05)
     assert said["prefill"]["need"] == pytest.approx(2 * cost / 0.7 / 2, rel=0.05)
     assert said["active_requests"] >= 1020
     assert said["decode"]["need"] == pytest.approx(said["active_requests"] / 64 / 0.7 / 2)
-    names = {(name, tuple(labels.values())): value for name, labels, value in scale.gauges()}
-    assert names["autoscale_desired", ("prefill",)] == said["prefill"]["desired"]
-    assert names["autoscale_blocked", ("decode", "none")] == 1.0
-    assert names["autoscale_uncached_tokens_per_s", ()] == said["uncached_tokens_per_s"]
+    shown = {
+        (family["name"].removeprefix("deepinfer_router_autoscale_"), *labels): value
+        for family in registry.snapshot()
+        for labels, value in family["children"]
+    }
+    assert shown["desired_engines", "prefill"] == said["prefill"]["desired"]
+    assert shown["uncached_tokens_per_second",] == said["uncached_tokens_per_s"]
 
 
 def test_a_worker_that_starts_again_is_no_negative_demand() -> None:
     fleet = fleet_of(0, 0, both=2)
-    scale = Autoscale(AutoscaleConfig())
+    scale = Autoscale(AutoscaleConfig().limits(), Registry())
     for second, total in enumerate([0.0, 10.0, 20.0, 0.0, 10.0]):
-        said = scale.update(rows(fleet), total, 0.0, 0, 0.0, 30.0 * second)
+        said = scale.update(rows(fleet), [{"arrived_seconds": total}], 30.0 * second)
         assert said["prefill_seconds_per_s"] >= 0
     assert said["prefill"]["engines"] == said["decode"]["engines"] == 2
 
 
 def test_what_waits_is_demand_and_an_empty_fleet_is_no_error() -> None:
-    scale = Autoscale(AutoscaleConfig(backlog_s=60.0))
-    assert scale.update([], 0.0, 0.0, 0, 0.0, 0.0) == {}
-    assert scale.gauges() == []
-    said = scale.update(rows(fleet_of(1, 0)), 0.0, 0.0, 5, 600.0, 1.0)
+    scale = Autoscale(AutoscaleConfig(backlog_s=60.0).limits(), Registry())
+    assert scale.update([], [], 0.0) == {}
+    said = scale.update(rows(fleet_of(1, 0)), [{"waiting_seconds": 600.0}], 1.0)
     assert said["prefill"]["need"] == pytest.approx(600 / 60 / 0.7 / 2)

@@ -2,11 +2,15 @@
 
 import asyncio
 
+import orjson
 from routed import COMPLETIONS, LONG, Routed, routed
 from scripted_engine import Act, answer, broken, generates, prefilled, streamed
 from scripted_stream import stream
 
 from deepinfer_router.api import Kind
+from deepinfer_router.autoscale import Autoscale
+from deepinfer_router.fleet_view import engines_of, merged_engines
+from deepinfer_router.metrics import Registry
 
 EVENTS = stream(Kind.CHAT, [1, 2], [0, 1, 0], with_ids=False)
 
@@ -65,5 +69,19 @@ def test_groups_see_the_demand_of_what_arrives() -> None:
             await router.ask()
             (pool,) = router.app.prefill.pools.values()
             assert pool.counts() == [1, 0, 0, 0]
+
+    asyncio.run(main())
+
+
+def test_what_the_app_says_of_itself_travels_and_scales() -> None:
+    async def main() -> None:
+        async with routed([streamed(EVENTS)]) as router:
+            await router.ask(stream=True)
+            said = router.app.status()
+            assert orjson.loads(orjson.dumps(said)) == said
+            assert said["arrived_tokens"] >= 1
+            scale = Autoscale(router.app.config.autoscale.limits(), Registry())
+            first = scale.update(merged_engines([engines_of(router.app.fleet)]), [said], 0.0)
+            assert first["prefill"]["engines"] == 1
 
     asyncio.run(main())
