@@ -16,6 +16,7 @@ from deepinfer_router.work import Work
 PlacedT = TypeVar("PlacedT")
 
 _TENANTS = 4  # the first of so many are tried in each lane when something has room
+_SHOWN = 100
 _PLACED_AT_ONCE = 64
 _TICK_S = 0.25  # what waits is tried again this often, should nobody say that there is room
 
@@ -64,6 +65,10 @@ class Admission:
     def waiting_seconds(self) -> float:
         """Their predicted seconds of prefill."""
         return self._queue.cost
+
+    def queues(self) -> dict[str, tuple[int, float]]:
+        """Of the tenants with most requests that wait, how many and their seconds."""
+        return self._queue.largest(_SHOWN)
 
     async def admit(
         self,

@@ -134,6 +134,7 @@ class App:
             "arrived_tokens": self.prefill.arrived_tokens,
             "waiting": self.admission.waiting,
             "waiting_seconds": self.admission.waiting_seconds,
+            "queues": self.admission.queues(),
             "prefill": prefill_gauges.status(self.prefill),
         }
 

@@ -80,9 +80,9 @@ class Autoscale:
         result: dict[str, Any] = {}
         for (role, stage), own, used in zip(self._stages.items(), (prefill, decode), ranks, strict=True):
             if own:
-                said = self._of(stage, own, used, now)
-                self._show(str(role), said)
-                result[str(role)] = said.to_json()
+                recommended = self._of(stage, own, used, now)
+                self._show(str(role), recommended)
+                result[str(role)] = recommended.to_json()
         if result:
             result |= {"uncached_tokens_per_s": tokens, "prefill_seconds_per_s": rate, "active_requests": active}
         self._arriving.set(tokens)

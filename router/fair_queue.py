@@ -86,6 +86,11 @@ class FairQueue(Generic[ItemT]):
         flow = self._flows.get(tenant)
         return (flow.count, flow.cost) if flow else (0, 0.0)
 
+    def largest(self, most: int) -> dict[str, tuple[int, float]]:
+        """Of the tenants with most entries, their number and seconds."""
+        first = sorted(self._flows.items(), key=lambda item: -item[1].count)[:most]
+        return {tenant: (flow.count, flow.cost) for tenant, flow in first}
+
     def part(self, tenant: str) -> float:
         """What a tenant gets of all that is served, if it waits with those that do now: a weight among weights."""
         own = self._weights.get(tenant, 1.0)

@@ -76,6 +76,7 @@ def test_room_that_comes_is_given_in_fair_order() -> None:
         tasks += [rooms.admit(f"little{i}", 1.0, tenant="little") for i in range(2)]
         await settle()
         assert rooms.admission.waiting == 5
+        assert rooms.admission.queues() == {"much": (3, 30.0), "little": (2, 2.0)}
         for _ in tasks:
             rooms.leave()
             await settle()
