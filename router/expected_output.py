@@ -26,7 +26,7 @@ class ExpectedOutput:
         return likely if max_tokens is None or likely <= max_tokens else max(1, max_tokens)
 
     def observe(self, model: str, key: str, tokens: int) -> None:
-        """An answer ended by itself after so many tokens. Those that were cut short say nothing."""
+        """An answer had so many tokens, by itself or at its limit. One that broke off says nothing."""
         pair = (model, key)
         means = self._means
         mean = means.get(pair)

@@ -143,8 +143,7 @@ class Flow:
                 request.used(request.prompt_charged, journey.events)
             return
         request.used(usage.prompt_tokens, usage.completion_tokens)
-        most = request.work.max_tokens
-        if journey.outcome == "served" and (most is None or usage.completion_tokens < most):
+        if journey.outcome == "served":
             self._expected.observe(request.work.model, request.identity.name, usage.completion_tokens)
 
     def _refuse(self, exchange: Exchange, api: Api, refusal: Refusal) -> None:

@@ -6,6 +6,7 @@ from random import Random
 from deepinfer_router.decode import DecodePolicy
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.lease import Lease
+from deepinfer_router.metrics import counter
 from deepinfer_router.pick import Pick
 from deepinfer_router.prefill import PrefillPolicy
 from deepinfer_router.roles import Role
@@ -14,6 +15,10 @@ from deepinfer_router.work import Work
 
 _PREFILL, _DECODE = Role.PREFILL, Role.DECODE
 Targets = Sequence[Target]
+
+_PICKS = counter(
+    "picks", "Engines chosen, by what for (decode, prefill, or whole requests) and why.", "stage", "reason"
+)
 
 
 class Shape:
@@ -107,8 +112,12 @@ class Placer:
             if decode is None:
                 return None
             pick = self._prefill.pick(work, shape.prefill, now, self._rng)
+            if pick is None and shape.prefill and not work.excluded:
+                return None  # those that prefill have enough to do, and decoding must not pay for it
             if pick is not None and pick.target.engine is not decode.target.engine:
                 kept = self._fleet.book(decode.target, work, _DECODE)
+                _PICKS.labels("decode", decode.reason).inc()
+                _PICKS.labels("prefill", pick.reason).inc()
                 return Placed(kept, self._fleet.book(pick.target, work, _PREFILL, pick.cost_seconds), pick)
             return self._at(work, decode, pick.cost_seconds if pick is not None else 0.0)
         picked = self._decode.pick(work, shape.decode or shape.both, now, self._rng)
@@ -120,6 +129,7 @@ class Placer:
         pick = self._prefill.pick(work, targets, self._clock(), self._rng)
         if pick is None:
             return None
+        _PICKS.labels("prefill", pick.reason).inc()
         return self._fleet.book(pick.target, work, _PREFILL, pick.cost_seconds), pick
 
     def any(self, work: Work) -> Placed | None:
@@ -142,4 +152,5 @@ class Placer:
         return self._at(work, pick, pick.cost_seconds)
 
     def _at(self, work: Work, pick: Pick, seconds: float) -> Placed:
+        _PICKS.labels("whole", pick.reason).inc()
         return Placed(self._fleet.book(pick.target, work, _DECODE, seconds), None, pick)
