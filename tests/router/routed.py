@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -49,8 +49,9 @@ class Reply:
 class Routed:
     """The router of a test, its engines and ways to ask it."""
 
-    def __init__(self, app: App, port: int, engines: Sequence[Engine]) -> None:
+    def __init__(self, app: App, server: HttpServer, port: int, engines: Sequence[Engine]) -> None:
         self.app = app
+        self.server = server
         self.port = port
         self.engines = engines
 
@@ -86,6 +87,20 @@ class Routed:
                 return
             await asyncio.sleep(0.01)
         raise AssertionError([(t.engine.id, t.active, t.kv_tokens, t.pending_seconds) for t in self.targets])
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A test on an event loop of its own; a minute is for machines that are busy."""
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for it; half a minute is for machines that are busy."""
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
@@ -138,4 +153,4 @@ async def routed(
         server = HttpServer(app.handle)
         port = await server.listen("127.0.0.1", 0)
         stack.push_async_callback(server.drain, 0)
-        yield Routed(app, port, engines)
+        yield Routed(app, server, port, engines)

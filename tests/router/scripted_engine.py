@@ -25,7 +25,8 @@ class Asked:
         self.body: dict[str, Any] = json.loads(body) if body.startswith(b"{") else {}
         self.left = False
         """Whoever asked has gone before the answer was whole."""
-        self.answered = False
+        self.over = False
+        """The engine does nothing for it any more."""
 
 
 class Engine:
@@ -80,6 +81,7 @@ class Engine:
         acting = asyncio.ensure_future(self.act(asked, writer))
         gone = asyncio.ensure_future(reader.read(1))  # nothing more comes before the answer, but the end
         done, _ = await asyncio.wait((acting, gone), return_when=asyncio.FIRST_COMPLETED)
+        asked.over = True
         if acting not in done:
             asked.left = True
             acting.cancel()
@@ -87,7 +89,6 @@ class Engine:
             return False
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        asked.answered = not acting.exception()
         return acting.result()
 
 

@@ -2,12 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import orjson
 import pytest
-from routed import COMPLETIONS, LONG, Routed, routed
+from routed import COMPLETIONS, LONG, Routed, routed, run, until
 from scripted_engine import Act, Asked, answer, broken, completion, generates, in_turn, prefilled
 from scripted_stream import told
 
@@ -31,18 +30,6 @@ NIXL = {
     "remote_host": "h",
     "remote_port": 1,
 }
-
-
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 def of(router: Routed, number: int) -> list[Asked]:

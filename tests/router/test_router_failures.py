@@ -1,13 +1,13 @@
 """What users of routers have met, made to happen: to whole requests, to split ones, and with encoders before them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import orjson
 import pytest
-from routed import LONG, Routed, routed
+from routed import LONG, Routed, routed, run, until
 from scripted_engine import Act, Engine, answer, broken, generates, in_turn, prefilled, streamed
 from scripted_stream import stream, told
 
@@ -55,22 +55,10 @@ def streams(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
 def text_of(body: bytes, streams: bool) -> str:
     if not streams:
         return str(orjson.loads(body)["choices"][0]["message"]["content"])
     return told([body])[0]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 @pytest.mark.parametrize("how", ["reset", "close", 500, 503, 429])

@@ -1,0 +1,95 @@
+"""Whatever clients and engines do, nothing stays counted, open or running: the whole router, at random."""
+
+import asyncio
+import random
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from routed import LONG, Routed, read_reply, routed, until
+from scripted_engine import Act, Asked, answer, broken, generates, prefilled
+
+IDS = [0, 1, 0, 1, 1, 0]
+DECODES = [
+    generates(IDS),
+    generates(IDS, pause_s=0.002),
+    generates(IDS, until=2, then="reset"),
+    generates(IDS, until=3, then="close"),
+    generates(IDS, until=1, then="stall"),
+    broken("stall"),
+    broken("reset"),
+    answer({"error": {}}, 503),
+    answer({"error": {}}, 500),
+    answer({"error": {}}, 400),
+    answer(b"{"),
+]
+PREFILLS = [
+    prefilled(),
+    prefilled({"do_remote_prefill": True, "remote_block_ids": [1]}, cached_tokens=3),
+    broken("stall"),
+    broken("reset"),
+    answer({"error": {}}, 429),
+    answer(b"nonsense"),
+]
+ENCODES = [answer({"ec_transfer_params": {"a": {}}}), broken("reset"), broken("stall"), answer({}, 500)]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
+
+
+def at_random(acts: list[Act], rng: random.Random) -> Act:
+    async def act(asked: Asked, writer: asyncio.StreamWriter) -> bool:
+        return await rng.choice(acts)(asked, writer)
+
+    return act
+
+
+async def client(router: Routed, rng: random.Random) -> None:
+    """One request; it may leave at any time."""
+    await asyncio.sleep(rng.random() * 0.2)
+    content: Any = rng.choice(["hi", LONG, [{"type": "text", "text": LONG}, IMAGE]])
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "stream": rng.random() < 0.6}
+    if rng.random() < 0.5:
+        fields["stream_options"] = {"include_usage": True}
+    headers = {"x-resume": rng.choice(["true", "false"])}
+    if rng.random() < 0.2:
+        headers["x-request-timeout-ms"] = str(rng.randrange(1, 300))
+    reader, writer = await router.send(headers=headers, **fields)
+    try:
+        async with asyncio.timeout(rng.choice([0.0, 0.01, 0.05, 0.2, 2.0])):
+            await read_reply(reader)
+    except TimeoutError:
+        pass
+    finally:
+        writer.transport.abort()
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 1 << 30), st.sampled_from(["whole", "split", "encoded"]))
+def test_nothing_is_left_of_requests_however_they_end(seed: int, layout: str) -> None:
+    """vllm-project/router#215, production-stack#1072, sglang-omni#931: counts that never came down, or went below 0."""
+
+    async def main() -> None:
+        rng = random.Random(seed)
+        decodes = [at_random(DECODES, rng) for _ in range(2)]
+        prefills = [at_random(PREFILLS, rng) for _ in range(2)]
+        encodes = [at_random(ENCODES, rng)] if layout == "encoded" else []
+        failure = {"stall_s": 0.4, "first_token_s": 0.4}
+        fleet = {"faults_to_open": 4, "backoff_first_s": 0.05, "backoff_most_s": 0.1, "probe_soon_s": 0.05}
+        admission = {"max_waiting": 20, "max_wait_s": 0.5}
+        config: dict[str, Any] = {"failure": failure, "fleet": fleet, "admission": admission}
+        config["disaggregation"] = {"connector": "nixl"}
+        engines: dict[str, Any] = {"encode": encodes}
+        if layout == "whole":
+            engines["acts"] = decodes
+        else:
+            engines |= {"prefill": prefills, "decode": decodes}
+        async with routed(**engines, **config) as router:
+            await asyncio.gather(*(client(router, rng) for _ in range(60)))
+            await router.settled()
+            await router.app.disaggregated.close()
+            everybody = router.app.entry.identities.everybody
+            assert everybody is not None
+            await until(lambda: not router.server.tasks and not router.server.connections)
+            assert everybody.active == router.app.admission.waiting == 0
+            await until(lambda: all(asked.over for engine in router.engines for asked in engine.asked))
+
+    asyncio.run(asyncio.wait_for(main(), 120))
