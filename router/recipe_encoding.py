@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import orjson
 from deepseek_recipe import (
     ChatCompletionRequest,
+    Conversation,
     ConversionError,
     ConversionOptions,
     DeepseekV41Encoding,
     MessagesRequest,
     ModelVersion,
     ResponsesRequest,
-    SpecialToken,
     SpecialTokens,
     Tokenizer,
 )
@@ -29,6 +29,28 @@ from deepinfer_router.text_tokens import TextTokens
 
 MODEL = "model"
 """What every request to recipe calls its model: names are the router's affair."""
+
+IMAGE = "<｜deepseek_image｜>"
+"""How V4.1 spells an image: not recipe's default. Conversations with images are the engine's to encode."""
+
+SAMPLE = {
+    "messages": [
+        {"role": "system", "content": "Take 3 steps:\n\n\t1. don't  hurry\r\n"},
+        {
+            "role": "user",
+            "content": "naïve café — 你好，мир 🙂 1234567 <｜User｜> <think> ｜DSML｜ " + "x = [1,2]; " * 30,
+        },
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": " why not ",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "b"]}'}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "42"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
+}
+"""What a tokenizer is tried with."""
 
 # What the tokens depend on. Recipe sees nothing else, and so refuses nothing else.
 _FIELDS = {
@@ -74,26 +96,31 @@ class RecipeEncoder:
     """Encodes conversations. Thread-safe; a megabyte of new text takes half a second, without the interpreter lock."""
 
     def __init__(self, config: RecipeConfig) -> None:
-        """Raises RouterConfigError: no tokenizer, or none of V4.1."""
+        """Raises RouterConfigError: no tokenizer, or none with which V4.1's prompts can be encoded."""
         document = _read(config.tokenizer)
-        special = SpecialTokens(image=config.image_token)
+        special = SpecialTokens(image=IMAGE)
         self._special = {one["content"]: one["id"] for one in document.get("added_tokens", ())}
-        # The text between special tokens is encoded without them: so their spelling in it stays text.
-        try:
-            plain = Tokenizer.from_str(json.dumps({**document, "added_tokens": []}))
-        except RuntimeError as error:
-            raise RouterConfigError(f"entry.recipe.tokenizer: {config.tokenizer} is no tokenizer: {error}") from error
-        self._texts = TextTokens(plain.encode, config.cache_bytes)
         self._encoding = DeepseekV41Encoding().with_special_tokens(special)
         self._options = (
             ConversionOptions(default_thinking_mode=config.thinking)
             .with_special_tokens(special)
             .with_model_versions_by_name({MODEL: ModelVersion.DeepseekV41Flash})
         )
-        missing = [token for token in _needed(config.image_token) if token not in self._special]
-        if missing:
+        try:
+            # The text between special tokens is encoded without them: so their spelling in it stays text.
+            plain = Tokenizer.from_str(json.dumps({**document, "added_tokens": []}))
+            self._texts = TextTokens(plain.encode, config.cache_bytes)
+            whole = self._encoding.with_tokenizer(Tokenizer.from_str(json.dumps(document)))
+            conversation = self._convert(Kind.CHAT, SAMPLE)
+            expected = whole.encode(conversation)
+        except RuntimeError as error:
             raise RouterConfigError(
-                f"entry.recipe.tokenizer: {config.tokenizer} has no token {missing[0]!r}: give V4.1's tokenizer.json"
+                f"entry.recipe.tokenizer: {config.tokenizer} does not fit V4.1: {error}: give its tokenizer.json"
+            ) from error
+        if self._tokens(conversation, "") != expected:
+            raise RouterConfigError(
+                f"entry.recipe.tokenizer: {config.tokenizer} encodes text otherwise in parts than as a whole: "
+                "set entry.encoding to engine"
             )
 
     @property
@@ -107,17 +134,25 @@ class RecipeEncoder:
         Raises:
             Refusal: 400, DeepSeek's API would refuse it.
         """
+        conversation = self._convert(kind, fields)
+        ids = self._tokens(conversation, salt)
+        strict = {tool.name: tool.parameters for tool in conversation.tools if tool.strict}
+        return Encoded(ids, orjson.dumps(ids), conversation.thinking_mode, strict)
+
+    def _convert(self, kind: Kind, fields: dict[str, Any]) -> Conversation:
         asked = {name: fields[name] for name in _FIELDS[kind] if name in fields}
         asked["model"] = MODEL
         if kind is Kind.MESSAGES:
             asked["max_tokens"] = 1
         _take_template_kwargs(kind, fields.get("chat_template_kwargs"), asked)
         try:
-            conversation = _REQUESTS[kind](orjson.dumps(asked)).convert(self._options).conversation
+            return _REQUESTS[kind](orjson.dumps(asked)).convert(self._options).conversation
         except ConversionError as error:
             raise Refusal(error.status_code, "not_encodable", str(error)) from error
-        except ValueError as error:
+        except (ValueError, orjson.JSONEncodeError) as error:
             raise Refusal(400, "not_encodable", str(error)) from error
+
+    def _tokens(self, conversation: Conversation, salt: str) -> list[int]:
         rendered = self._encoding.render_conversation(conversation)
         prompt: str = rendered.prompt
         ids: list[int] = []
@@ -125,12 +160,14 @@ class RecipeEncoder:
         for start, end in rendered.special_ranges:
             if at < start:
                 ids += self._texts.tokens(prompt[at:start], salt)
-            ids.append(self._special[prompt[start:end]])
+            token = self._special.get(prompt[start:end])
+            if token is None:
+                raise Refusal(400, "not_encodable", f"the model has no token {prompt[start:end]!r}, which this needs")
+            ids.append(token)
             at = end
         if at < len(prompt):
             ids += self._texts.tokens(prompt[at:], salt)
-        strict = {tool.name: tool.parameters for tool in conversation.tools if tool.strict}
-        return Encoded(ids, orjson.dumps(ids), conversation.thinking_mode, strict)
+        return ids
 
 
 def _take_template_kwargs(kind: Kind, kwargs: Any, asked: dict[str, Any]) -> None:
@@ -162,19 +199,3 @@ def _read(path: Path | None) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("added_tokens", []), list):
         raise RouterConfigError(f"entry.recipe.tokenizer: {file} is no tokenizer.json")
     return document
-
-
-def _needed(image_token: str) -> list[str]:
-    of = SpecialToken
-    named = (
-        of.Bos,
-        of.Eos,
-        of.System,
-        of.User,
-        of.Assistant,
-        of.ThinkingStart,
-        of.ThinkingEnd,
-        of.Dsml,
-        of.LatestReminder,
-    )
-    return [*(one.default_str() for one in named), image_token]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recipe_case import recipe_entry, write_tokenizer
 from tokenizers import Tokenizer
 
-from deepinfer_router import encoding, text_tokens
+from deepinfer_router import encoding, recipe_encoding, text_tokens
 from deepinfer_router.api import CHAT, MESSAGES, Kind
 from deepinfer_router.error_body import render
 from deepinfer_router.errors import Refusal, RouterConfigError
@@ -323,7 +323,7 @@ def test_memory_is_bounded_and_the_oldest_goes() -> None:
         (None, "cannot be read"),
         ("{", "cannot be read"),
         ("[]", "no tokenizer.json"),
-        ("{}", "Model missing"),
+        ("{}", "does not fit V4.1: Model missing"),
     ],
 )
 def test_tokenizers_that_will_not_do(tmp_path: Path, text: str | None, says: str) -> None:
@@ -336,5 +336,25 @@ def test_tokenizers_that_will_not_do(tmp_path: Path, text: str | None, says: str
 
 
 def test_another_models_tokenizer_is_refused(root: Path) -> None:
-    with pytest.raises(RouterConfigError, match="has no token"):
+    with pytest.raises(RouterConfigError, match="does not fit V4.1: .*System"):
         RecipeEncoder(RecipeConfig(tokenizer=root / "tests/golden/v41-tiny-a"))
+
+
+def test_a_tokenizer_that_reads_parts_otherwise_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is known; should recipe come to encode otherwise, the router says so when it starts."""
+
+    class Otherwise(TextTokens):
+        def tokens(self, text: str, salt: str) -> Any:
+            return super().tokens(" " + text, salt)
+
+    monkeypatch.setattr(recipe_encoding, "TextTokens", Otherwise)
+    with pytest.raises(RouterConfigError, match="otherwise in parts than as a whole"):
+        RecipeEncoder(RecipeConfig(tokenizer=file))
+
+
+def test_what_nests_too_deep_is_refused(encoder: RecipeEncoder) -> None:
+    deep: Any = {}
+    for _ in range(400):
+        deep = {"a": deep}
+    with pytest.raises(Refusal, match="(?i)recursion"):
+        encoder.encode(Kind.CHAT, {"messages": [user("Hi")], "tools": [{"type": "function", "function": deep}]})
