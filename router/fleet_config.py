@@ -22,7 +22,7 @@ class FleetConfig(BaseModel):
     )
     probe_s: float = Field(default=5.0, gt=0, description="Time between probes of an engine that is well.")
     probe_soon_s: float = Field(default=1.0, gt=0, description="Time between probes of one that starts, or had faults.")
-    probe_timeout_s: float = Field(default=5.0, gt=0, description="A probe or poll that takes longer has failed.")
+    probe_timeout_s: float = Field(default=3.0, gt=0, description="A probe or poll that takes longer has failed.")
     probe_path: str = Field(default="/health", pattern="^/", description="What a probe asks for.")
     standstill_s: float = Field(
         default=120.0,

@@ -34,7 +34,7 @@ class Probes:
             async with asyncio.timeout(self._config.probe_timeout_s):
                 status, _ = await self._fetch(engine, path, _MOST_BYTES)
         except Exception as error:
-            self._failed(engine, f"probe of {path}: {error!r}")
+            self._failed(engine, f"probe of {path}: {str(error) or type(error).__name__}")
             return
         if status < 500:
             self._fleet.alive(engine)
