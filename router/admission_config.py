@@ -1,6 +1,6 @@
 """Settings of the queue before the engines."""
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from deepinfer_router.section import BaseModel, ConfigDict, Field, field_validator
 
 
 class AdmissionConfig(BaseModel):

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 class Boot(NamedTuple):
     """Plain types, so that another process can be given it, one without pydantic."""
 
-    settings: dict[str, Any]
-    """The configuration as it was read, unchecked."""
+    config: bytes
+    """The RouterConfig, checked and pickled, for workers. Without the admin port's secrets."""
     source: dict[str, Any]
     """Where it was read: a ConfigSource of plain types."""
     listen: tuple[str, int]

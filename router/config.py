@@ -5,8 +5,6 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
 from deepinfer_router.admission_config import AdmissionConfig
 from deepinfer_router.autoscale_config import AutoscaleConfig
 from deepinfer_router.decode_config import DecodeConfig
@@ -21,6 +19,7 @@ from deepinfer_router.identity_config import IdentityConfig
 from deepinfer_router.prefill_config import PrefillConfig
 from deepinfer_router.process_config import AdminConfig, ProcessConfig
 from deepinfer_router.roles import Role
+from deepinfer_router.section import BaseModel, ConfigDict, Field, model_validator
 from deepinfer_router.store_config import StoreConfig
 from deepinfer_router.telemetry_config import AccessLogConfig, TracingConfig
 

@@ -1,6 +1,6 @@
 """Configuration of decode balancing."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from deepinfer_router.section import BaseModel, ConfigDict, Field
 
 
 class DecodeConfig(BaseModel):

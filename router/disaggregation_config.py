@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from deepinfer_router.section import BaseModel, ConfigDict, Field
 
 
 class DisaggregationConfig(BaseModel):

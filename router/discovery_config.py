@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from deepinfer_router.roles import Role
+from deepinfer_router.section import BaseModel, ConfigDict, Field
 
 _Port = Annotated[int, Field(ge=1, le=65535)]
 

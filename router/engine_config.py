@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-
 from deepinfer_router.roles import Role
+from deepinfer_router.section import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+\Z|[0-9A-Fa-f:.]+\Z")
 

@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from deepinfer_router.grammar_config import GrammarConfig
 from deepinfer_router.recipe_config import RecipeConfig
+from deepinfer_router.section import BaseModel, ConfigDict, Field
 
 
 class Adapter(BaseModel):

@@ -1,6 +1,6 @@
 """What is done about engines that fail while they have a request."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from deepinfer_router.section import BaseModel, ConfigDict, Field
 
 
 class FailureConfig(BaseModel):

@@ -1,6 +1,6 @@
 """Configuration of engines' health and of how their load is seen."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from deepinfer_router.section import BaseModel, ConfigDict, Field
 
 
 class FleetConfig(BaseModel):

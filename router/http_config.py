@@ -3,9 +3,8 @@
 import ssl
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from deepinfer_router.errors import RouterConfigError
+from deepinfer_router.section import BaseModel, ConfigDict, Field
 
 
 class _Section(BaseModel):

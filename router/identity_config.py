@@ -6,9 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-
 from deepinfer_router.errors import RouterConfigError
+from deepinfer_router.section import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 TtlClass = Literal["agent", "chat", "none"]
 CACHE_SALT = r"[^@/\\\x00]{1,128}"

@@ -14,10 +14,11 @@ from contextlib import suppress
 from itertools import count
 from threading import Event
 from time import monotonic
-from typing import TypeVar
+from typing import IO, TypeVar
 
 T = TypeVar("T")
 Callback = Callable[[], None]
+Watched = socket.socket | IO[bytes]
 
 
 class Poller:
@@ -35,7 +36,7 @@ class Poller:
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain_wakes)
         self._handlers: dict[int, Callback] = {}
 
-    def watch(self, sock: socket.socket, ready: Callback, *, write: bool = False) -> None:
+    def watch(self, sock: Watched, ready: Callback, *, write: bool = False) -> None:
         """Call `ready` whenever `sock` can be read, or with `write` also when it can be written. Replaces the last."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0)
         try:
@@ -43,7 +44,7 @@ class Poller:
         except KeyError:
             self._selector.register(sock, events, ready)
 
-    def forget(self, sock: socket.socket) -> None:
+    def forget(self, sock: Watched) -> None:
         """Watch it no longer."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(sock)

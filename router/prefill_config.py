@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from deepinfer_router.section import BaseModel, ConfigDict, Field, field_validator
 
 MAX_GROUPS = 32
 

@@ -1,6 +1,6 @@
 """How the router runs as processes, and its second port for people and monitors."""
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from deepinfer_router.section import BaseModel, ConfigDict, Field, SecretStr
 
 
 class ProcessConfig(BaseModel):

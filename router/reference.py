@@ -23,7 +23,7 @@ def metrics() -> list[dict[str, Any]]:
     for module in pkgutil.iter_modules(deepinfer_router.__path__, "deepinfer_router."):
         import_module(module.name)
     poller = Poller()
-    supervisor = Supervisor(Boot({}, {"path": ""}, ("", 0), []), poller)
+    supervisor = Supervisor(Boot(b"", {"path": ""}, ("", 0), []), poller)
     poller.close()
     return sorted([*REGISTRY.describe(), *supervisor.registry.describe()], key=lambda family: str(family["name"]))
 

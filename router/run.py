@@ -7,9 +7,8 @@ import sys
 
 import uvloop
 
-from deepinfer_router.app import App
 from deepinfer_router.channel import receive
-from deepinfer_router.worker import Worker
+from deepinfer_router.plain_section import instead_of_pydantic
 
 
 def main() -> None:
@@ -24,6 +23,10 @@ def main() -> None:
     except EOFError:
         return
     channel.setblocking(False)
+    instead_of_pydantic()
+    from deepinfer_router.app import App
+    from deepinfer_router.worker import Worker
+
     uvloop.run(Worker(boot, channel, App).run())
 
 

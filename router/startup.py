@@ -1,11 +1,14 @@
 """From what the operator gave to what the supervisor is started with, and what is said of it before."""
 
+import pickle
+
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.host_port import host_port
 from deepinfer_router.boot import Boot
 from deepinfer_router.config import RouterConfig
 from deepinfer_router.config_source import ConfigSource, checked
 from deepinfer_router.errors import RouterConfigError
+from deepinfer_router.process_config import AdminConfig
 from deepinfer_router.roles import Role
 
 
@@ -15,8 +18,7 @@ def prepare(source: ConfigSource) -> tuple[RouterConfig, Boot]:
     Raises:
         RouterConfigError: it cannot work, or a file that it names cannot be used.
     """
-    settings = source.read()
-    config = checked(settings, source.where)
+    config = checked(source.read(), source.where)
     token = config.admin.token
     try:
         listen = host_port("listen", config.listen)
@@ -28,7 +30,7 @@ def prepare(source: ConfigSource) -> tuple[RouterConfig, Boot]:
     if config.http.tls:
         config.http.tls.context()
     return config, Boot(
-        settings=settings,
+        config=pickle.dumps(config.model_copy(update={"admin": AdminConfig()})),
         source=source.plain(),
         listen=listen,
         engines=config.plain_engines(),

@@ -4,12 +4,11 @@ import os
 import ssl
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
 from deepinfer_kvstore.client import BUDGET_SECONDS, Address
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.host_port import host_port
 from deepinfer_router.errors import RouterConfigError
+from deepinfer_router.section import BaseModel, ConfigDict, Field, model_validator
 
 
 class StoreConfig(BaseModel):

@@ -22,6 +22,7 @@ from deepinfer_router.file_stamp import stamp
 from deepinfer_router.fleet_view import merged_engines
 from deepinfer_router.metrics import Registry, Snapshot
 from deepinfer_router.poller import Poller
+from deepinfer_router.reload import Reading
 from deepinfer_router.worker_process import WorkerProcess
 
 REPORT_INTERVAL_S = 2.0
@@ -40,7 +41,8 @@ class Supervisor:
 
     def __init__(self, boot: Boot, poller: Poller) -> None:
         self.boot = boot
-        self._settings = boot.settings
+        self._config = boot.config
+        self._reloading: Reading | None = None
         self.draining = False
         self.started_at = time()
         self._poller = poller
@@ -121,13 +123,10 @@ class Supervisor:
         self._poller.later(self.boot.unready_s, self._stop_workers)
 
     def reload(self) -> None:
-        """Read the configuration again. What is wrong is said, and everything stays as it is."""
+        """Read the configuration again, in a process of its own. What is wrong is said, and all stays as it is."""
         self._tell({"op": "reopen"})
-        reader = next((worker for worker in self._workers.values() if worker.ready), None)
-        if reader:
-            reader.send({"op": "load", "source": self.boot.source})
-        else:
-            self._poller.later(1.0, self.reload)
+        if self._reloading is None and not self.draining:
+            self._reloading = Reading(self._poller, self.boot.source, self._config, self._loaded)
 
     def fresh_reports(self, patience_s: float) -> list[Message]:
         """As `reports`, once every worker that serves has answered, or time is up. From other threads only."""
@@ -200,7 +199,7 @@ class Supervisor:
                 "op": "start",
                 "index": index,
                 "workers": self.boot.workers,
-                "settings": self._settings,
+                "config": self._config,
                 "listen": self.boot.listen,
                 "engines": self._engines,
                 "drained": sorted(self._drained),
@@ -223,19 +222,18 @@ class Supervisor:
             if not self._was_ready:
                 self._exit_code = 1
                 self._end_all()
-        elif operation == "loaded":
-            self._loaded(message)
         elif operation == "refused":
             say(message["line"])
 
     def _loaded(self, message: Message) -> None:
+        self._reloading = None
         if "line" in message:
             self._reloads.labels("refused").inc()
             say(f"not reloaded: {message['line']}")
             return
         self._reloads.labels("ok").inc()
-        self._settings = message["settings"]
-        self._tell({"op": "apply", "settings": message["settings"]})
+        self._config = message["config"]
+        self._tell({"op": "apply", "config": self._config})
         self.found("configuration", message["engines"])
         fixed = message["needs_restart"]
         say("reloaded" + (f"; these need a restart: {', '.join(fixed)}" if fixed else ""))

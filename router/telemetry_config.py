@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from deepinfer_router.section import BaseModel, ConfigDict, Field
 
 
 class TracingConfig(BaseModel):

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import pickle
 import signal
 import socket
 from collections.abc import Callable
@@ -10,7 +11,6 @@ from typing import Any, Protocol, cast
 
 from deepinfer_router.channel import Frames, Message, pack
 from deepinfer_router.config import RouterConfig
-from deepinfer_router.config_source import ConfigSource, checked
 from deepinfer_router.engine_sets import EngineSets
 from deepinfer_router.errors import RouterConfigError
 from deepinfer_router.exchange import Exchange
@@ -19,7 +19,6 @@ from deepinfer_router.fleet_view import engines_of
 from deepinfer_router.http_server import HttpServer
 from deepinfer_router.loop_lag import LoopLag
 from deepinfer_router.metrics import FAST_SECONDS, REGISTRY, histogram
-from deepinfer_router.startup import prepare
 
 _log = logging.getLogger(__name__)
 LAG = histogram("loop_lag_seconds", "How late a timer of the event loop is, ten times a second.", buckets=FAST_SECONDS)
@@ -67,7 +66,7 @@ class Worker:
             transport.close()
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._config = config = checked(self._boot["settings"], "settings")
+        config: RouterConfig = pickle.loads(self._boot["config"])
         self._grace_s = config.process.drain_s
         self._app = app = self._make(config)
         self._sets = EngineSets(app.fleet)
@@ -119,11 +118,8 @@ class Worker:
             self._sets.drain(message["engine"], message["on"])
         elif operation == "reopen":
             self._app.reopen()
-        elif operation == "load":
-            self._link.send(self._load(message["source"]))
         elif operation == "apply":
-            self._config = checked(message["settings"], "settings")
-            self._app.reload(self._config)
+            self._app.reload(pickle.loads(message["config"]))
 
     def alone(self) -> None:
         """The supervisor has gone: finish, so that its successor has the port to itself."""
@@ -138,18 +134,6 @@ class Worker:
             "engines": engines_of(self._app.fleet),
             "status": self._app.status(),
             "metrics": REGISTRY.snapshot(),
-        }
-
-    def _load(self, source: Message) -> Message:
-        try:
-            config, boot = prepare(ConfigSource.of(source))
-        except RouterConfigError as error:
-            return {"op": "loaded", "line": str(error)}
-        return {
-            "op": "loaded",
-            "settings": boot.settings,
-            "engines": boot.engines,
-            "needs_restart": self._config.fixed_differences(config),
         }
 
 
