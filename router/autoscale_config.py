@@ -1,8 +1,7 @@
 """Settings of the recommendations for autoscaling."""
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from deepinfer_router.autoscale_stage import Limits
+from deepinfer_router.section import BaseModel, ConfigDict, Field
 
 
 class AutoscaleConfig(BaseModel):

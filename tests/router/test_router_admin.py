@@ -113,6 +113,7 @@ def test_pages(desk: Desk) -> None:
     assert ask(desk, "/metrics").content_type == CONTENT_TYPE.decode()
     assert b"deepinfer_router_seen_total 1\n" in ask(desk, "/metrics").body
     assert json.loads(ask(desk, "/engines").body)[0]["id"] == "a/b:1"
+    assert json.loads(ask(desk, "/autoscale").body) == {"prefill": {"desired": 3}}
     assert ask(desk, "/").content_type == "text/html; charset=utf-8"
 
 
