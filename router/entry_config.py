@@ -32,9 +32,9 @@ class EntryConfig(BaseModel):
         default=0.25,
         gt=0,
         le=2,
-        description="Of bodies, until answers have said how many tokens a model makes of them.",
+        description="Tokens that a byte of a body is, until answers have told it of a model.",
     )
-    image_tokens: int = Field(default=1000, ge=0, description="An image's, where they are not counted.")
+    image_tokens: int = Field(default=1000, ge=0, description="Tokens that an image is, where they are not counted.")
     deadline_header: str = Field(
         default="x-request-timeout-ms",
         description="Header with the milliseconds after which the client needs no answer.",

@@ -26,6 +26,7 @@ class Identity:
         "tokens",
         "ttl_class",
         "_bounded",
+        "_who",
     )
 
     def __init__(self, name: str, grant: Grant, workers: int, clock: Callable[[], float] = monotonic) -> None:
@@ -42,6 +43,7 @@ class Identity:
         self.max_concurrent = grant.max_concurrent and ceil(grant.max_concurrent / workers)
         self.active = 0
         """Requests now."""
+        self._who = f"API key {name!r}" if name else "everybody together"
         self._bounded = bool(self.requests or self.tokens or self.max_concurrent)
 
     def enter(self, model: str | None, prompt_tokens: int) -> None:
@@ -54,7 +56,7 @@ class Identity:
             raise Refusal(
                 403,
                 "model_not_allowed",
-                f"API key {self.name!r} may not use model {model!r}: ask for one of {', '.join(sorted(self.models))}",
+                f"{self._who} may not use model {model!r}: ask for one of {', '.join(sorted(self.models))}",
                 param="model",
             )
         if self._bounded:
@@ -83,7 +85,7 @@ class Identity:
             self.tokens.spend(prompt_tokens)
 
     def _refuse(self, code: str, what: str, retry_after_s: float) -> Refusal:
-        message = f"API key {self.name!r} has {what}: try again in {max(1, ceil(retry_after_s))} s"
+        message = f"{self._who} has {what}: try again in {max(1, ceil(retry_after_s))} s"
         return Refusal(429, code, message, retry_after_s=retry_after_s)
 
 

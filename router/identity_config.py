@@ -34,7 +34,9 @@ class Grant(BaseModel):
         description="Keeps cached prefixes apart from other salts'.",
     )
     models: tuple[str, ...] = Field(default=(), description="Models that may be asked for; empty: all.")
-    requests_per_minute: float | None = Field(default=None, gt=0, description="As many at once after a pause.")
+    requests_per_minute: float | None = Field(
+        default=None, gt=0, description="Requests; as many at once after a pause."
+    )
     tokens_per_minute: float | None = Field(
         default=None,
         gt=0,
@@ -97,8 +99,8 @@ class RouteTtl(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prefix: str = Field(pattern="^/")
-    ttl_class: TtlClass
+    prefix: str = Field(pattern="^/", description="How paths begin: /v1/messages.")
+    ttl_class: TtlClass = Field(description="Their class.")
 
 
 class IdentityConfig(BaseModel):

@@ -26,10 +26,13 @@ class StoreConfig(BaseModel):
         "lists them. A model without one is looked for in the only namespace that there is.",
     )
     budget_s: float = Field(
-        default=BUDGET_SECONDS, gt=0, le=1, description="Round trip, without hashing; then a request goes on unasked."
+        default=BUDGET_SECONDS,
+        gt=0,
+        le=1,
+        description="Seconds of one question, without hashing; then the request goes on without.",
     )
     ticket_s: float = Field(default=30.0, ge=0, le=3600, description="How long what was found is kept for an engine.")
-    connections: int = Field(default=4, ge=1, le=64, description="To the daemon.")
+    connections: int = Field(default=4, ge=1, le=64, description="Connections to the daemon.")
 
     @model_validator(mode="after")
     def _says_where(self) -> "StoreConfig":
