@@ -134,9 +134,14 @@ class App:
             "arrived_tokens": self.prefill.arrived_tokens,
             "waiting": self.admission.waiting,
             "waiting_seconds": self.admission.waiting_seconds,
+            "cuts": self.prefill.cuts(),
             "queues": self.admission.queues(),
             "prefill": prefill_gauges.status(self.prefill),
         }
+
+    def follow(self, cuts: list[dict[str, Any]]) -> None:
+        """Serve context lengths by the engines that another worker has chosen."""
+        self.prefill.follow(cuts, asyncio.get_running_loop().time())
 
     def reload(self, config: RouterConfig) -> None:
         """Take over the sections that may change."""

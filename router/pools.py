@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
+from typing import Any
 
 from deepinfer_router.engine_state import GETS_WORK, EngineState
 from deepinfer_router.prefill_config import PrefillConfig
@@ -13,6 +14,10 @@ from deepinfer_router.work import Work
 
 _BEGINS, _ENDS = 0.05, 0.02
 """A group has demand once it is worth this many engines, and has none below the second: hysteresis."""
+
+
+_FOLLOWED_EPOCHS = 3
+"""After so long without word from whom it followed a worker decides for itself."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +54,7 @@ class Pools:
         self._cut = False
         self._members: dict[str, _Member] = {}
         self._epoch_at: float | None = None
+        self._followed_at = -inf
 
     def group(self, prompt_tokens: int) -> int:
         """Number of the group of a prompt so long, from 0 for the shortest."""
@@ -85,6 +91,8 @@ class Pools:
             del self._members[id]
         able = self._able()
         ill = len(self._members) - len(able)
+        if now - self._followed_at < _FOLLOWED_EPOCHS * config.epoch_s:
+            return False
         self.frozen = ill > config.freeze_unhealthy_fraction * len(self._members)
         if self.frozen or not able or self._requests < config.first_cut_requests:
             return False
@@ -105,6 +113,27 @@ class Pools:
         home = self._home[group]
         nearest = min((member.group for member in able), key=lambda g: (g < home, abs(g - home)))
         return [member.engine for member in able if member.group == nearest]
+
+    def cut(self) -> dict[str, Any] | None:
+        """Who serves what, of plain types, for another worker to `follow`; None before the first cut."""
+        if not self._cut:
+            return None
+        return {"homes": list(self._home), "groups": {id: member.group for id, member in self._members.items()}}
+
+    def follow(self, cut: dict[str, Any], now: float) -> bool:
+        """Does as another worker has decided, and moves nothing itself for a while. Whether anything changed.
+
+        Workers that moved engines each for itself would undo each other's groups.
+        """
+        homes, groups = cut["homes"], cut["groups"]
+        if len(homes) != len(self._home) or not all(0 <= g < len(homes) for g in (*homes, *groups.values())):
+            return False
+        self._followed_at, self._cut = now, True
+        before = [member.group for member in self._members.values()], self._home
+        self._home = list(homes)
+        for id, member in self._members.items():
+            member.group = groups.get(id, self._home[member.group])
+        return before != ([member.group for member in self._members.values()], self._home)
 
     def counts(self) -> list[int]:
         """Engines that get work, by group."""

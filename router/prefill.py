@@ -1,10 +1,10 @@
 """Picks the engine and rank that prefills a request: by context length, then least predicted finish time."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deepinfer_router.engine_costs import EngineCosts
 from deepinfer_router.pick import Pick
@@ -137,6 +137,17 @@ class PrefillPolicy:
         q = work.uncached_tokens
         waited_s = pick.predicted_seconds - pick.cost_seconds
         self.costs.observe(pick.target.engine.kind, q, max(0, work.prompt_tokens - q), waited_s, seconds, now)
+
+    def cuts(self) -> list[dict[str, Any]]:
+        """Which engines serve what, of plain types: what another worker is to `follow`."""
+        return [{"models": list(models)} | cut for models, pool in self.pools.items() if (cut := pool.cut())]
+
+    def follow(self, cuts: Iterable[dict[str, Any]], now: float) -> None:
+        """Does as another worker has decided."""
+        for cut in cuts:
+            pool = self.pools.setdefault(tuple(cut["models"]), Pools(self._config))
+            if pool.follow(cut, now):
+                self._version += 1
 
     def _view(self, targets: Sequence[Target]) -> _View:
         view = self._views.get(id(targets))

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import deepinfer_router
+from deepinfer_router.autoscale_config import AutoscaleConfig
 from deepinfer_router.boot import Boot
 from deepinfer_router.config import RouterConfig
 from deepinfer_router.config_errors import section
@@ -23,7 +24,8 @@ def metrics() -> list[dict[str, Any]]:
     for module in pkgutil.iter_modules(deepinfer_router.__path__, "deepinfer_router."):
         import_module(module.name)
     poller = Poller()
-    supervisor = Supervisor(Boot(b"", {"path": ""}, ("", 0), []), poller)
+    autoscale = AutoscaleConfig.model_validate({}).model_dump()
+    supervisor = Supervisor(Boot(b"", {"path": ""}, ("", 0), [], autoscale=autoscale), poller)
     poller.close()
     return sorted([*REGISTRY.describe(), *supervisor.registry.describe()], key=lambda family: str(family["name"]))
 

@@ -210,6 +210,7 @@ class Supervisor:
         operation = message.pop("op")
         if operation == "report":
             worker.report = message
+            self._lead(worker)
             self._settle(worker)
         elif operation == "ready":
             worker.ready = True
@@ -224,6 +225,15 @@ class Supervisor:
                 self._end_all()
         elif operation == "refused":
             say(message["line"])
+
+    def _lead(self, worker: WorkerProcess) -> None:
+        """All serve context lengths by the engines that the first of them has chosen."""
+        first = next((other for _, other in sorted(self._workers.items()) if other.ready), None)
+        cuts = worker.report["status"].get("cuts") if worker.report else None
+        if worker is first and cuts:
+            for other in self._workers.values():
+                if other.ready and other is not worker:
+                    other.send({"op": "follow", "cuts": cuts})
 
     def _loaded(self, message: Message) -> None:
         self._reloading = None

@@ -35,6 +35,7 @@ class Application(Protocol):
     def why_not_ready(self) -> str: ...
     def status(self) -> dict[str, Any]: ...
     def reload(self, config: RouterConfig) -> None: ...
+    def follow(self, cuts: list[dict[str, Any]]) -> None: ...
     def reopen(self) -> None: ...
 
 
@@ -114,6 +115,8 @@ class Worker:
             self._link.send(self._report())
         elif operation == "engines":
             self._sets.set(message["source"], message["engines"])
+        elif operation == "follow":
+            self._app.follow(message["cuts"])
         elif operation == "drain":
             self._sets.drain(message["engine"], message["on"])
         elif operation == "reopen":

@@ -1,6 +1,7 @@
 """A worker whose application answers by itself, so that tests of the supervisor need no engines.
 
-/pid: the worker's; /engines: ids and states; /slow: after a second; /kill: none, it dies; /spin: none, it is stuck.
+/pid: the worker's; /engines: ids and states; /followed: pids of workers followed; /slow: after a second; /kill: none,
+it dies; /spin: none, it is stuck.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ class BareApp:
     def __init__(self, config: RouterConfig) -> None:
         self.fleet = Fleet()
         self.config = config
+        self.followed: list[dict[str, Any]] = []
 
     async def start(self) -> None:
         if self.config.identity.everybody.tenant == "cannot start":
@@ -44,6 +46,8 @@ class BareApp:
                 pass
         elif exchange.route == b"/engines":
             answer = {engine.id: engine.state for engine in self.fleet.engines.values()}
+        elif exchange.route == b"/followed":
+            answer = [cut["pid"] for cut in self.followed]
         elif exchange.route == b"/tenant":
             answer = self.config.identity.everybody.tenant
         ANSWERS.inc()
@@ -53,7 +57,10 @@ class BareApp:
         return "" if self.fleet.engines else "no engine"
 
     def status(self) -> dict[str, Any]:
-        return {}
+        return {"cuts": [{"models": [], "pid": os.getpid()}]}
+
+    def follow(self, cuts: list[dict[str, Any]]) -> None:
+        self.followed = cuts
 
     def reload(self, config: RouterConfig) -> None:
         self.config = config

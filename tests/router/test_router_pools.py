@@ -1,5 +1,6 @@
 """Which engines serve which lengths, as demand changes."""
 
+import json
 from random import Random
 
 import pytest
@@ -153,6 +154,29 @@ def test_an_engine_that_came_back_is_where_it_was_and_a_new_one_where_it_is_need
     new = engines(9)[-1]
     assert driven.pools.know(new) == 0
     assert new in driven.pools.engines_of(0)
+
+
+def test_workers_that_follow_have_the_same_groups_and_move_nothing() -> None:
+    first, second = Driven(8), Driven(8)
+    assert first.pools.cut() is None
+    first.epoch(4, 1, 1, 2)
+    second.epoch(1, 1, 4, 2)  # it saw other requests
+    cut = json.loads(json.dumps(first.pools.cut()))
+    assert second.pools.follow(cut, second.now)
+    assert not second.pools.follow(cut, second.now)
+    for epoch in range(3):
+        assert [[e.id for e in second.pools.engines_of(g)] for g in range(4)] == [
+            [e.id for e in first.pools.engines_of(g)] for g in range(4)
+        ]
+        assert second.epoch(1, 1, 4, 2) == (epoch == 2)  # nobody says anything any more: it decides for itself
+
+
+def test_a_cut_of_other_edges_is_not_followed() -> None:
+    driven = Driven(2)
+    assert not driven.pools.follow({"homes": [0, 0], "groups": {}}, 0.0)
+    assert not driven.pools.follow({"homes": [0, 0, 0, 4], "groups": {}}, 0.0)
+    assert not driven.pools.follow({"homes": [0, 0, 0, 0], "groups": {"00": 7}}, 0.0)
+    assert driven.pools.cut() is None
 
 
 def test_a_queue_is_demand() -> None:

@@ -260,6 +260,19 @@ def test_choices_compares_a_sample() -> None:
     assert len(set(waits)) > 8
 
 
+def test_a_worker_serves_lengths_by_engines_that_another_has_chosen() -> None:
+    first, second = policy(), policy()
+    targets, same = fleet(8), fleet(8)
+    cut(first, targets, [60, 60, 30, 30])
+    assert second.cuts() == []
+    second.pick(Work(prompt_tokens=10), same, 20.0, Random(0))
+    second.follow(first.cuts(), 20.0)
+    for length, ids in zip(LENGTHS, groups(first, targets), strict=True):
+        pick = second.pick(Work(prompt_tokens=length), same, 20.0, Random(0))
+        assert pick is not None
+        assert pick.target.engine.id in ids.split()
+
+
 def test_with_enough_to_do_everywhere_a_request_waits_in_the_router() -> None:
     router, targets = policy(max_pending_s=5.0), fleet(2)
     targets[0].pending_seconds = targets[1].pending_seconds = 5.1

@@ -68,6 +68,13 @@ def test_all_workers_serve_the_port(pair: RouterProcess) -> None:
     assert seen == worker_pids(pair)
 
 
+def test_workers_follow_the_first_in_who_serves_what(pair: RouterProcess) -> None:
+    followed = until(lambda: (found := {tuple(pair.get("/followed")[1]) for _ in range(30)} - {()}) and found)
+    workers = pair.get("/status", admin=True)[1]["workers"]
+    first = min(workers, key=lambda worker: worker["worker"])
+    assert followed == {(first["pid"],)}
+
+
 def test_a_killed_worker_loses_only_what_it_had_and_is_replaced(pair: RouterProcess) -> None:
     before = worker_pids(pair)
     with ThreadPoolExecutor(12) as pool:
