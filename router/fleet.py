@@ -39,6 +39,7 @@ class Fleet:
         """Called when a lease is given back or an engine changes: those that queue may find a place."""
         self.touched: set[Target] | None = None
         """Targets whose counts leases have changed, where somebody collects and clears them."""
+        self.clock = clock
         self._probed = probed
         self._specs: dict[str, EngineSpec] = {}
         self._generations = count(1)

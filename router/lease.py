@@ -40,7 +40,12 @@ class Lease:
         """Why it was released; empty: it was not."""
         target.active += 1
         target.kv_tokens += kv_tokens
-        target.pending_seconds += seconds
+        if seconds:
+            target.pending_seconds += seconds
+            if not target.prefills:
+                target.running_seconds = seconds
+                target.running_since = fleet.clock()
+            target.prefills[id(self)] = seconds
         if fleet.touched is not None:
             fleet.touched.add(target)
 
@@ -49,8 +54,7 @@ class Lease:
         if self.outcome or self.held_tokens:
             return
         target = self.target
-        target.pending_seconds -= self.seconds
-        self.seconds = 0.0
+        self._prefilled(target)
         self.held_tokens = self._prompt_tokens
         target.held_tokens += self._prompt_tokens
         if self._fleet.touched is not None:
@@ -80,8 +84,19 @@ class Lease:
         target.active -= 1
         target.kv_tokens -= self.kv_tokens
         target.held_tokens -= self.held_tokens
-        target.pending_seconds -= self.seconds
+        self._prefilled(target)
         self._fleet.released(self)
+
+    def _prefilled(self, target: Target) -> None:
+        if self.seconds:
+            target.pending_seconds -= self.seconds
+            self.seconds = 0.0
+            prefills = target.prefills
+            oldest = next(iter(prefills))
+            del prefills[id(self)]
+            if oldest == id(self):
+                target.running_seconds = next(iter(prefills.values()), 0.0)
+                target.running_since = self._fleet.clock()
 
     def __enter__(self) -> "Lease":
         return self

@@ -28,7 +28,7 @@ class _Member:
 
     @property
     def backlog_s(self) -> float:
-        return sum(target.pending_seconds for target in self.engine.targets)
+        return sum(target.pending_seconds - target.running_seconds for target in self.engine.targets)
 
 
 class Pools:

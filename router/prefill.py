@@ -10,7 +10,7 @@ from deepinfer_router.engine_costs import EngineCosts
 from deepinfer_router.pick import Pick
 from deepinfer_router.pools import Pools
 from deepinfer_router.prefill_config import PrefillConfig
-from deepinfer_router.target import Target
+from deepinfer_router.target import Engine, Target
 from deepinfer_router.work import Work
 
 _MAX_VIEWS = 64
@@ -118,16 +118,17 @@ class PrefillPolicy:
             target, reason = self._least(targets, work.excluded, kinds, now, rng), "excluded"
             if target is None:
                 return None
-        elif target.pending_seconds > max(self._config.overflow_wait_s, 2.0 * seconds):
-            if other := self._sooner(target, above, work, kinds, now, rng):
+        elif (left := target.prefill_left(now)) > max(self._config.overflow_wait_s, 2.0 * seconds):
+            if other := self._sooner(target, left, above, work, kinds, now, rng):
                 target, reason = other, "overflow_up"
             elif other := self._idle(below, work, rng):
                 target, reason = other, "overflow_idle"
-        if self._max_pending_s < target.pending_seconds and not work.excluded:
+        left = target.prefill_left(now)
+        if self._max_pending_s < left and not work.excluded:
             return None
         if kinds is not None:
             seconds = kinds[target.engine.kind]
-        return Pick(target, reason, target.pending_seconds + seconds, self.groups[group], seconds)
+        return Pick(target, reason, left + seconds, self.groups[group], seconds)
 
     def served(self, pick: Pick, work: Work, seconds: float, now: float) -> None:
         """The first byte of what `pick` was for came `seconds` after it was sent: what the costs are fitted to.
@@ -185,7 +186,7 @@ class PrefillPolicy:
         best, least, fewest = None, inf, inf
         mean_s = mean_held = -1.0
         for target in targets:
-            finish, held = target.pending_seconds, target.kv_tokens
+            finish, held = target.prefill_left(now), target.kv_tokens
             if kinds is not None:
                 finish += kinds[target.engine.kind]
             if finish > least or (finish == least and held >= fewest) or (excluded and target.engine.id in excluded):
@@ -203,29 +204,41 @@ class PrefillPolicy:
         return best
 
     def _sooner(
-        self, own: Target, above: Sequence[Target], work: Work, kinds: dict[str, float] | None, now: float, rng: Random
+        self,
+        own: Target,
+        left: float,
+        above: Sequence[Target],
+        work: Work,
+        kinds: dict[str, float] | None,
+        now: float,
+        rng: Random,
     ) -> Target | None:
         """A target of a longer group that finishes it so much sooner that it may go there."""
         if self._config.overflow == "none" or not above:
             return None
         other = self._least(above, work.excluded, kinds, now, rng)
-        if other is None or other.pending_seconds > self._config.overflow_gain * own.pending_seconds:
+        if other is None or (its := other.prefill_left(now)) > self._config.overflow_gain * left:
             return None
-        if kinds is not None and (
-            other.pending_seconds + kinds[other.engine.kind] >= own.pending_seconds + kinds[own.engine.kind]
-        ):
+        if kinds is not None and its + kinds[other.engine.kind] >= left + kinds[own.engine.kind]:
             return None
         return other
 
     def _idle(self, below: Sequence[Target], work: Work, rng: Random) -> Target | None:
-        """A target of a shorter group whose engine, all ranks of it, has nothing to prefill."""
+        """A target of a shorter group, if two engines there have nothing to prefill, on any rank: one is left for those
+        whose group it is, which would else wait for a long prompt."""
         if self._config.overflow != "up_and_idle" or not below:
             return None
+        by_group: dict[int, dict[Engine, list[Target]]] = {}
+        for target in below:
+            engine = target.engine
+            if target.pending_seconds <= 0.0 and all(rank.pending_seconds <= 0.0 for rank in engine.targets):
+                by_group.setdefault(self.pools[engine.models].know(engine), {}).setdefault(engine, []).append(target)
         idle = [
             target
-            for target in below
-            if target.pending_seconds <= 0.0
-            and target.engine.id not in work.excluded
-            and all(rank.pending_seconds <= 0.0 for rank in target.engine.targets)
+            for engines in by_group.values()
+            if len(engines) > 1
+            for engine, ranks in engines.items()
+            if engine.id not in work.excluded
+            for target in ranks
         ]
         return idle[int(rng.random() * len(idle))] if idle else None

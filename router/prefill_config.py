@@ -28,7 +28,7 @@ class PrefillConfig(BaseModel):
         "up_and_idle",
         description="none: every group waits for its own engines, which keeps short prompts' worst case low. up: short"
         " work may go to engines of longer groups when they finish it sooner. up_and_idle: and long work to engines of"
-        " shorter groups that have nothing to do; lowest mean.",
+        " shorter groups where two or more have nothing to do; lowest mean.",
     )
     overflow_wait_s: float = Field(
         1.0, ge=0, le=3600, description="Shorter waits than this, or than twice the own cost, never overflow."

@@ -17,6 +17,8 @@ class Load(NamedTuple):
 
 
 NOTHING = Load()
+_RUN_AT_MOST = 0.9
+"""Of a prefill that runs, the part that it is taken to have had at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +62,12 @@ class Target:
     """KV tokens that it has room for; None: not known, no bound."""
     pending_seconds: float = 0.0
     """Predicted seconds of prefill that wait or run there."""
+    prefills: dict[int, float] = field(default_factory=dict)
+    """Predicted seconds of this process's prefills that wait or run there, oldest first, by the id of their lease."""
+    running_seconds: float = 0.0
+    """Of the oldest, which an engine computes first."""
+    running_since: float = 0.0
+    """When it began: when it came, or when the one before it ended."""
     uncertain_until: float = 0.0
     """Slow start: until then it takes only its growing share."""
     window: float | None = None
@@ -75,6 +83,13 @@ class Target:
     """Part of the load above that the other workers of this host sent."""
     strangers: Load = NOTHING
     """Part of the load above that somebody else sent, by its last poll."""
+
+    def prefill_left(self, now: float) -> float:
+        """`pending_seconds` without what the oldest prefill has had. Some of that is left however long it takes: what
+        runs is not preferred to nothing."""
+        past = now - self.running_since
+        most = _RUN_AT_MOST * self.running_seconds
+        return self.pending_seconds - (past if past < most else most)
 
     @property
     def own(self) -> Load:

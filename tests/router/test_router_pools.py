@@ -189,6 +189,16 @@ def test_a_queue_is_demand() -> None:
     assert driven.pools.demand[:2] == [2.0, 2.0 + 2 * 60.0 / EPOCH_S]
 
 
+def test_what_runs_is_no_queue() -> None:
+    """Long prompts that are computed as they come do not ask for more engines, however long they take."""
+    driven = Driven(4, demand_smoothing=1.0)
+    driven.epoch(2, 2, 0, 0)
+    for engine in driven.pools.engines_of(1):
+        engine.targets[0].pending_seconds = engine.targets[0].running_seconds = 60.0
+    driven.epoch(2, 2, 0, 0)
+    assert driven.serving()[:2] == [2, 2] and driven.pools.demand[:2] == [2.0, 2.0]
+
+
 @given(
     st.integers(1, 9),
     st.lists(

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from deepinfer_costmodel.cost import Cost
 from deepinfer_costmodel.table import CostTable
 from deepinfer_router.engine_costs import EngineCosts
+from deepinfer_router.fleet import Fleet
 from deepinfer_router.prefill import PrefillPolicy
 from deepinfer_router.prefill_config import PrefillConfig
+from deepinfer_router.roles import Role
 from deepinfer_router.target import Engine, Target
 from deepinfer_router.work import Work
 
@@ -141,8 +143,7 @@ def overflowing(overflow: str) -> tuple[PrefillPolicy, list[Target], dict[str, T
         ("none", {"long": 0.0}, 0, "short", "in_group"),
         ("up", {"short": 0.9, "long": 0.0}, 0, "short", "in_group"),  # waits too little to go elsewhere
         ("up", {"short": 0.0}, 1, "mid", "in_group"),  # never down
-        ("up_and_idle", {"short": 0.0}, 1, "short", "overflow_idle"),
-        ("up_and_idle", {"short": 0.01}, 1, "mid", "in_group"),  # not idle
+        ("up_and_idle", {"short": 0.0}, 1, "mid", "in_group"),  # the only one of its group
         ("up_and_idle", {"short": 0.0, "long": 0.0}, 1, "long", "overflow_up"),  # up first
     ],
 )
@@ -155,22 +156,46 @@ def test_overflow(overflow: str, pending: dict[str, float], group: int, expected
     assert (pick.target, pick.reason) == (by_name[expected], reason)
 
 
-def test_an_engine_with_one_busy_rank_is_not_idle() -> None:
-    router, targets = policy(), fleet(2, ranks=2)
-    cut(router, targets, [30, 0, 30, 0])
-    short, long = (
-        [target for target in targets if target.engine.id == ids]
-        for ids in (groups(router, targets)[g] for g in (0, 2))
-    )
-    for target in (*long, short[0]):
+def test_two_idle_engines_of_a_shorter_group_lend_one() -> None:
+    """The last idle one is kept: short prompts would wait there for a long one. Idle is an engine if all ranks are."""
+    router, targets = policy(), fleet(4, ranks=2)
+    cut(router, targets, [90, 0, 30, 0])
+    ids = groups(router, targets)
+    short = [[target for target in targets if target.engine.id == id] for id in ids[0].split()]
+    for target in targets:
         target.pending_seconds = 50.0
-    pick = router.pick(Work(prompt_tokens=LENGTHS[2]), targets, 20.0, Random(0))
-    assert pick is not None
-    assert pick.target in long
-    short[0].pending_seconds = 0.0
-    pick = router.pick(Work(prompt_tokens=LENGTHS[2]), targets, 20.0, Random(0))
-    assert pick is not None
-    assert pick.target in short
+    assert len(short) == 3
+
+    def picked() -> str:
+        pick = router.pick(Work(prompt_tokens=LENGTHS[2]), targets, 20.0, Random(0))
+        assert pick is not None
+        return pick.target.engine.id if pick.reason == "overflow_idle" else ""
+
+    assert picked() == ""
+    for idle, lent in ((0, ""), (1, short[0][0].engine.id)):
+        short[idle][0].pending_seconds = 0.0
+        assert picked() == ""  # of its other rank
+        short[idle][1].pending_seconds = 0.0
+        assert (picked() in (short[0][0].engine.id, short[1][0].engine.id)) == bool(lent)
+
+
+def test_what_runs_has_had_a_part_of_its_seconds() -> None:
+    """Of equal sums the one whose oldest prefill began first is less; nothing is less than what is overdue."""
+    router, targets = policy(), fleet(3)
+    now = [0.0]
+    ranks = Fleet(clock=lambda: now[0])
+    first = ranks.book(targets[0], Work(), Role.PREFILL, 8.0)
+    now[0] = 3.0
+    leases = [ranks.book(targets[1], Work(), Role.PREFILL, seconds) for seconds in (4.0, 4.0)]
+    assert [target.prefill_left(5.0) for target in targets] == [3.0, 6.0, 0.0]
+    assert [target.prefill_left(50.0) for target in targets] == pytest.approx([0.8, 4.4, 0.0])
+    leases[0].first_token()
+    assert targets[1].prefill_left(5.0) == 2.0 and targets[1].running_seconds == 4.0
+    first.release()
+    assert targets[0].prefill_left(5.0) == 0.0 and targets[0].running_seconds == 0.0 and targets[0].prefills == {}
+    pick = router.pick(Work(prompt_tokens=10), targets[1:2] + [targets[0]], 5.0, Random(0))
+    assert pick is not None and pick.target is targets[0]
+    leases[1].release()
 
 
 def test_excluded_engines_are_left_out_and_the_fleet_helps() -> None:
