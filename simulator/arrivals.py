@@ -18,34 +18,39 @@ def faster(requests: Iterable[TraceRequest], factor: float) -> list[TraceRequest
     return [replace(request, at=request.at / factor) for request in requests]
 
 
-def poisson(
+def shuffled(requests: Sequence[TraceRequest], rate: float, seconds: float, rng: Random) -> Iterator[TraceRequest]:
+    """A Poisson process of `rate` a second for `seconds`. It takes the trace's requests in random order, all of them
+    before any comes again, so that runs differ little in how much work they have."""
+    at, left = 0.0, list[TraceRequest]()
+    while (at := at + rng.expovariate(rate)) < seconds:
+        if not left:
+            left = list(requests)
+            rng.shuffle(left)
+        yield replace(left.pop(), at=at)
+
+
+def weighted(
     requests: Sequence[TraceRequest],
     rate: float,
     seconds: float,
     rng: Random,
-    weight: Callable[[TraceRequest, float], float] | None = None,
-    windows: float = 0.0,
+    weight: Callable[[TraceRequest, float], float],
+    window: float,
 ) -> Iterator[TraceRequest]:
-    """Independent arrivals, `rate` a second for `seconds`: each a request drawn from the trace.
-
-    With `weight(request, start)`, a request's chance is proportional to it; it is asked anew every `windows` seconds,
-    with the window's start.
-    """
+    """A Poisson process whose requests are drawn with chances in proportion to `weight(request, start)`, which is asked
+    anew every `window` seconds, with its start."""
     at, until, cumulative = 0.0, 0.0, list[float]()
     while (at := at + rng.expovariate(rate)) < seconds:
-        if weight is None:
-            chosen = requests[rng.randrange(len(requests))]
-        else:
-            if at >= until:
-                start = at // windows * windows
-                until = start + windows
-                cumulative = list(accumulate(weight(request, start) for request in requests))
-            chosen = requests[min(bisect_right(cumulative, rng.random() * cumulative[-1]), len(requests) - 1)]
+        if at >= until:
+            start = at // window * window
+            until = start + window
+            cumulative = list(accumulate(weight(request, start) for request in requests))
+        chosen = requests[min(bisect_right(cumulative, rng.random() * cumulative[-1]), len(requests) - 1)]
         yield replace(chosen, at=at)
 
 
 def shifting(long_tokens: int, factor: float, period: float) -> Callable[[TraceRequest, float], float]:
-    """A weight for `poisson`: in every second period, prompts of `long_tokens` and more come `factor` times as
+    """A weight for `weighted`: in every second period, prompts of `long_tokens` and more come `factor` times as
     often."""
 
     def weight(request: TraceRequest, start: float) -> float:

@@ -22,6 +22,11 @@ def kv_tokens(target: Target) -> float:
     return target.kv_tokens
 
 
+def pending_seconds(target: Target) -> float:
+    """Predicted seconds of prefill there."""
+    return target.pending_seconds
+
+
 def active_and_kv(weight: float) -> Score:
     """Requests plus `weight` times KV tokens: the decode score of the router."""
     return lambda target: target.active + weight * target.kv_tokens

@@ -11,7 +11,7 @@ from statistics import fmean, median
 import pytest
 
 from deepinfer_simulator.agent_sessions import FIRST_PROMPT, TURNS, agent_sessions
-from deepinfer_simulator.arrivals import faster, poisson, shifting
+from deepinfer_simulator.arrivals import faster, shifting, shuffled, weighted
 from deepinfer_simulator.traces import TraceError, TraceRequest, read, scaled, with_hits, write
 
 
@@ -110,18 +110,18 @@ def test_faster() -> None:
 def test_poisson_arrivals() -> None:
     """As many as the rate says, exponential gaps (mean and deviation alike), lengths as in the trace."""
     trace = [TraceRequest(0, length, 1) for length in (10, 20, 30)]
-    found = list(poisson(trace, 50.0, 200.0, Random(3)))
+    found = list(shuffled(trace, 50.0, 200.0, Random(3)))
     gaps = [after.at - before.at for before, after in zip(found, found[1:], strict=False)]
     assert len(found) == pytest.approx(10_000, rel=0.03) and min(gaps) >= 0 and found[-1].at < 200
     assert fmean(gap * gap for gap in gaps) == pytest.approx(2 * fmean(gaps) ** 2, rel=0.05)
-    assert fmean(request.input_tokens for request in found) == pytest.approx(20, rel=0.02)
-    assert found == list(poisson(trace, 50.0, 200.0, Random(3)))
+    assert sorted(request.input_tokens for request in found[:30]) == sorted([10, 20, 30] * 10)
+    assert found == list(shuffled(trace, 50.0, 200.0, Random(3)))
 
 
 def test_shifting_traffic() -> None:
     """In every second period, long prompts have four times their share's odds."""
     trace = [TraceRequest(0, length, 1) for length in (10, 10, 10, 100)]
-    found = list(poisson(trace, 100.0, 400.0, Random(5), shifting(50, 4.0, 100.0), 100.0))
+    found = list(weighted(trace, 100.0, 400.0, Random(5), shifting(50, 4.0, 100.0), 100.0))
     share = [fmean(r.input_tokens == 100 for r in found if r.at // 100 == period) for period in range(4)]
     assert share == pytest.approx([1 / 4, 4 / 7, 1 / 4, 4 / 7], abs=0.02)
 
