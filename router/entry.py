@@ -11,6 +11,7 @@ from deepinfer_router.api import MODELS, OTHER, Api, Kind, api_of
 from deepinfer_router.entry_config import EntryConfig
 from deepinfer_router.errors import Refusal, RouterConfigError
 from deepinfer_router.grammar import Grammars
+from deepinfer_router.grammar_form import FORM_FIELDS
 from deepinfer_router.identity import Identities
 from deepinfer_router.identity_config import IdentityConfig
 from deepinfer_router.request import Incoming, Request
@@ -55,6 +56,7 @@ class Entry:
         self.identities = Identities(identity, workers)
         self._deadline_header = self.config.deadline_header.lower().encode()
         self._image_tokens = self.config.image_tokens
+        self._adapters = self.config.adapters
         self._id_prefix = os.urandom(8).hex().encode() + b"-"
         self._ids = count()
         self._engine_key = _engine_key(identity)
@@ -86,8 +88,11 @@ class Entry:
                 404 a path that is not to pass; 415 an encoded body.
         """
         headers = dict(exchange.headers)
-        identity = self.identities.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
-        api = api_of(exchange.method, exchange.route)
+        identity = self.identities.everybody
+        if identity is None:
+            identity = self.identities.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        route = exchange.route
+        api = api_of(exchange.method, route)
         if api is OTHER and self.config.unknown_routes == "refuse":
             raise Refusal(404, "unknown_route", "this path is none of an API that is served here")
         raw = exchange.body
@@ -99,8 +104,9 @@ class Entry:
         model = fields.get("model") or ""
         if type(model) is not str:
             raise _wrong_type("model", "a string", model)
-        if type(fields.get("stream", False)) is not bool and fields["stream"] is not None:
-            raise _wrong_type("stream", "true or false", fields["stream"])
+        stream = fields.get("stream")
+        if stream is not None and type(stream) is not bool:
+            raise _wrong_type("stream", "true or false", stream)
         work = Work(model=model, tenant=identity.tenant, priority=identity.priority, expected_output=EXPECTED_OUTPUT)
         prompt_bytes = len(raw)
         token_ids = None
@@ -113,7 +119,7 @@ class Entry:
             work.images, image_bytes = images(fields)
             prompt_bytes -= image_bytes
             work.prompt_tokens = self.estimate.tokens(model, prompt_bytes) + work.images * self._image_tokens
-        if adapter := self.config.adapters.get(model):
+        if self._adapters and (adapter := self._adapters.get(model)):
             work.lora, work.model = model, adapter.model
         self._read_headers(headers, exchange.received_at, fields, work)
         request = Request(
@@ -129,7 +135,7 @@ class Entry:
         )
         request.token_ids = token_ids
         request.engine_key = self._engine_key
-        self._wishes.apply(request, exchange.route, headers)
+        self._wishes.apply(request, route, headers)
         identity.enter(None if api is MODELS else model, work.prompt_tokens)
         return request
 
@@ -141,7 +147,7 @@ class Entry:
         """
         if not request.api.generates:
             return
-        if self._grammars is not None:
+        if self._grammars is not None and not FORM_FIELDS.isdisjoint(request.fields):
             await self._grammars.check(request)
         if self._encoding is not None and request.token_ids is None:
             await self._encoding.encode(request)

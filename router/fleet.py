@@ -45,7 +45,9 @@ class Fleet:
         self._generations = count(1)
         self._watchers: list[Callable[[], None]] = []
         self._open: dict[Role, dict[str | None, tuple[Target, ...]]] = {}
-        self._stale = True
+        self.epoch = 1
+        """Another whenever `targets` may answer otherwise than before."""
+        self._built = 0
         self._bounded = False
         """Whether some target has a window: what is open then depends on counts."""
         self.health = health = Health(self, clock)
@@ -115,7 +117,7 @@ class Fleet:
 
     def targets(self, role: Role, model: str = "") -> Sequence[Target]:
         """Those open for new work of this kind; `model` empty: of any. The same tuple until something changes."""
-        if self._stale:
+        if self._built != self.epoch:
             self._rebuild()
         by_model = self._open[role]
         found = by_model.get(model)
@@ -129,13 +131,13 @@ class Fleet:
         prompt_tokens = 0 if stage is _ENCODE else work.prompt_tokens
         kv_tokens = prompt_tokens + work.expected_output if stage is _DECODE else prompt_tokens
         if self._bounded:
-            self._stale = True
+            self.epoch += 1
         return Lease(self, target, stage, prompt_tokens, kv_tokens, countable(seconds) if seconds else 0.0)
 
     def released(self, lease: Lease) -> None:
         """Told by a lease, once, when its counts are given back. Never raises."""
         if self._bounded:
-            self._stale = True
+            self.epoch += 1
         if self.touched is not None:
             self.touched.add(lease.target)
         self._room()
@@ -143,17 +145,17 @@ class Fleet:
     def loads_changed(self) -> None:
         """Peers or polls changed loads: there may be room now."""
         if self._bounded:
-            self._stale = True
+            self.epoch += 1
         self._room()
 
     def windows_changed(self) -> None:
         """What some target may have has changed."""
-        self._stale = True
+        self.epoch += 1
         self._room()
 
     def changed(self) -> None:
         """An engine came, went or changed its state."""
-        self._stale = True
+        self.epoch += 1
         self.version += 1
         for watcher in self._watchers:
             watcher()
@@ -182,7 +184,7 @@ class Fleet:
             for model in models:
                 by_model[model] = _room_in(engine for engine in able if serves(engine, model))
             self._open[role] = by_model
-        self._stale = False
+        self._built = self.epoch
 
 
 def _room_in(engines: Iterable[Engine]) -> tuple[Target, ...]:

@@ -11,6 +11,8 @@ MAX_NESTING = 64
 """Objects and arrays within each other in a schema: vLLM 0.32 refuses more."""
 
 
+FORM_FIELDS = frozenset(("response_format", "structured_outputs", "sampling_params", "output_config", "text"))
+"""Without one of these a body has no constraint."""
 _WITHIN = {Kind.MESSAGES: "output_config", Kind.RESPONSES: "text"}
 
 

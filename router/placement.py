@@ -24,9 +24,11 @@ _PICKS = counter(
 class Shape:
     """What there is for a model: who prefills, who decodes, who does both. Made again when the fleet changes."""
 
-    __slots__ = ("both", "decode", "prefill", "split")
+    __slots__ = ("both", "decode", "epoch", "prefill", "split")
 
-    def __init__(self, prefill: Targets, decode: Targets) -> None:
+    def __init__(self, prefill: Targets, decode: Targets, epoch: int) -> None:
+        """`epoch`: the fleet's, until which it is true."""
+        self.epoch = epoch
         self.prefill = prefill
         self.decode = decode
         both = tuple(target for target in prefill if _DECODE in target.engine.roles)
@@ -84,12 +86,16 @@ class Placer:
 
     def shape(self, model: str) -> Shape:
         """Engines that have room for work now."""
-        prefill, decode = self._fleet.targets(_PREFILL, model), self._fleet.targets(_DECODE, model)
+        fleet = self._fleet
         shape = self._shapes.get(model)
+        if shape is not None and shape.epoch == fleet.epoch:
+            return shape
+        prefill, decode = fleet.targets(_PREFILL, model), fleet.targets(_DECODE, model)
         if shape is None or shape.prefill is not prefill or shape.decode is not decode:
             if len(self._shapes) > 1000:  # names that clients made up
                 self._shapes.clear()
-            shape = self._shapes[model] = Shape(prefill, decode)
+            shape = self._shapes[model] = Shape(prefill, decode, fleet.epoch)
+        shape.epoch = fleet.epoch
         return shape
 
     def arrive(self, work: Work, shape: Shape) -> float:
