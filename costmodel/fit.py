@@ -1,10 +1,9 @@
 """Fits the coefficients of cost(q, c) to observed seconds, while they come in."""
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import chain
 from statistics import median
-
-import numpy as np
 
 from deepinfer_costmodel.cost import MAX_TOKENS, Cost, attended, clipped
 from deepinfer_costmodel.robust import fitted
@@ -13,7 +12,7 @@ MAX_SECONDS = 3600.0
 """An observation of more is an error of whoever measured."""
 
 _LEAST = 8  # observations before the prior is touched
-_EVERY = 64
+_EVERY = 128
 _RECENT = 256
 _KEPT = 16  # older ones of each size
 _HALF_LIFE = 512  # observations until one weighs half
@@ -28,8 +27,8 @@ class OnlineFit:
     the few long ones that tell the quadratic term; older ones weigh less. Outliers lose their weight by Tukey's
     bisquare, as the waiting that an observation may contain is not the engine's. What the observations leave open the
     prior's shape decides: scaled to what was seen, it counts as a dozen weak observations from 256 to 262,144 tokens,
-    so that nothing far from what was seen follows from noise. `observe` takes a microsecond, and one in 64 a
-    millisecond. One thread.
+    so that nothing far from what was seen follows from noise. `observe` takes a microsecond, and one in 128 a
+    few milliseconds. One thread.
     """
 
     def __init__(self, prior: Cost) -> None:
@@ -45,7 +44,7 @@ class OnlineFit:
         self._kept: dict[tuple[int, int], deque[tuple[int, int, int, float]]] = {}
         """Older ones, by size."""
         self._errors: deque[float] = deque(maxlen=64)
-        self._anchors = self._features(np.array(_ANCHORS, dtype=np.float64))
+        self._anchors = self._features(*zip(*_ANCHORS, strict=True))
 
     @property
     def error(self) -> float | None:
@@ -77,29 +76,26 @@ class OnlineFit:
                 kept.popleft()
             if not kept:
                 del self._kept[size]
-        rows = np.array([*self._recent, *chain(*self._kept.values())], dtype=np.float64)
-        weights = 0.5 ** ((self.observations - rows[:, 0]) / _HALF_LIFE)
-        coefficients = fitted(self._features(rows[:, 1:3]), rows[:, 3], weights, self._anchors, self._vector())
+        ages, news, behinds, seconds = zip(*self._recent, *chain(*self._kept.values()), strict=True)
+        weights = [0.5 ** ((self.observations - age) / _HALF_LIFE) for age in ages]
+        coefficients = fitted(self._features(news, behinds), seconds, weights, self._anchors, self._vector())
         if coefficients is not None:
-            self.cost = self._cost(coefficients.tolist())
+            self.cost = self._cost(coefficients)
 
     def _cost(self, terms: list[float]) -> Cost:
         alpha, beta, gamma = terms[:3]
         return clipped(alpha, beta, gamma, self.prior.cap_tokens, sum(terms[3:]))
 
-    def _vector(self) -> np.ndarray:
+    def _vector(self) -> list[float]:
         prior = self.prior
         terms = [prior.alpha, prior.beta, prior.gamma]
-        vector: np.ndarray = np.array(terms if prior.cap_tokens is None else [*terms, prior.index])
-        return vector
+        return terms if prior.cap_tokens is None else [*terms, prior.index]
 
-    def _features(self, sizes: np.ndarray) -> np.ndarray:
-        """sizes: [n, 2], q and c. Returns [n, 3 or 4]: what each coefficient is multiplied by."""
-        q, c = sizes[:, 0], sizes[:, 1]
-        pairs = q * (c + 0.5 * q)
+    def _features(self, news: Sequence[int], behinds: Sequence[int]) -> list[list[float]]:
+        """news, behinds: [n], q and c. Returns [3 or 4][n]: what each coefficient is multiplied by."""
         cap = self.prior.cap_tokens
-        terms = [np.ones_like(q), q, pairs]
+        pairs = [q * (c + 0.5 * q) for q, c in zip(news, behinds, strict=True)]
+        terms = [[1.0] * len(news), list(map(float, news)), pairs]
         if cap is not None:
-            terms.insert(2, np.array([attended(new, behind, cap) for new, behind in sizes.tolist()]))
-        features: np.ndarray = np.stack(terms, axis=1)
-        return features
+            terms.insert(2, [attended(q, c, cap) for q, c in zip(news, behinds, strict=True)])
+        return terms

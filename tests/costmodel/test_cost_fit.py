@@ -67,8 +67,8 @@ def test_plain_least_squares_would_be_spoilt() -> None:
     predicted = np.array([true.seconds(q, c) for q, c in sizes])
     waits = [rng.expovariate(0.3) if rng.random() < 0.3 else 0.0 for _ in sizes]
     relative = np.array([[1.0, q, q * (c + q / 2)] for q, c in sizes]) / predicted[:, None]
-    plain = nnls(relative.T @ relative, relative.T @ (1 + waits / predicted))
-    assert Cost(*plain.tolist()).seconds(500, 0) > 4 * true.seconds(500, 0)
+    plain = nnls((relative.T @ relative).tolist(), (relative.T @ (1 + waits / predicted)).tolist())
+    assert Cost(*plain).seconds(500, 0) > 4 * true.seconds(500, 0)
 
 
 def test_is_the_batch_solution_where_nothing_is_an_outlier() -> None:
@@ -77,11 +77,12 @@ def test_is_the_batch_solution_where_nothing_is_an_outlier() -> None:
     features = np.array([[1.0, q, q * (c + q / 2)] for q, c in sizes])
     seconds = np.array([true.seconds(q, c) for q, c in sizes]) * [rng.uniform(0.99, 1.01) for _ in sizes]
     anchors = np.array([[1.0, 1e3, 1e6], [1.0, 1e5, 1e10]])
-    found = fitted(features, seconds, np.ones(250), anchors, np.array([0.066, 5.7e-5, 8.8e-9]))
+    columns = features.T.tolist()
+    found = fitted(columns, seconds.tolist(), [1.0] * 250, anchors.T.tolist(), [0.066, 5.7e-5, 8.8e-9])
     batch, *_ = np.linalg.lstsq(features / seconds[:, None], np.ones(250), rcond=None)
     assert found is not None
     assert (batch > 0).all()
-    np.testing.assert_allclose(features @ found, features @ batch, rtol=0.01)
+    np.testing.assert_allclose(features @ np.array(found), features @ batch, rtol=0.01)
 
 
 def test_far_from_what_was_seen_the_priors_shape_holds() -> None:
@@ -165,6 +166,6 @@ def test_memory_is_bounded() -> None:
 
 
 def test_weights_and_quantiles() -> None:
-    np.testing.assert_allclose(bisquare(np.array([0.0, 4.685, 9.0])), [1, 0, 0])
-    values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0])
+    np.testing.assert_allclose(bisquare([0.0, 4.685, 9.0]), [1, 0, 0])
+    values, weights = [3.0, 1.0, 2.0], [1.0, 1.0, 5.0]
     assert [weighted_quantile(values, weights, part) for part in (0.1, 0.5, 0.99)] == [1.0, 2.0, 3.0]

@@ -1,4 +1,4 @@
-"""Workers without pydantic: the configuration that they get is the one that was checked."""
+"""Workers without pydantic and numpy: the configuration that they get is the one that was checked."""
 
 import pickle
 import subprocess
@@ -23,7 +23,7 @@ def plain(value):
     return str(value)
 
 print(plain(config))
-print(sorted(name for name in sys.modules if name.startswith(("pydantic", "yaml"))))
+print(sorted(name for name in sys.modules if name.startswith(("pydantic", "yaml", "numpy", "deepseek_recipe", "llguidance"))))
 from deepinfer_router.fleet_config import FleetConfig
 print(FleetConfig().probe_s == config.fleet.probe_s, FleetConfig(probe_s=7).probe_s)
 """
@@ -36,7 +36,7 @@ def plain(value: object) -> object:
     return [plain(each) for each in value] if isinstance(value, tuple) else str(value)
 
 
-def test_a_worker_has_what_was_checked_and_no_pydantic(root: Path) -> None:
+def test_a_worker_has_what_was_checked_and_nothing_heavy(root: Path) -> None:
     source = ConfigSource(root / "examples/router.yaml", {"admin.token": "a secret of sixteen"})
     config, boot = prepare(source)
     assert b"a secret" not in boot.config
