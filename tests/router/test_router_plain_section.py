@@ -23,7 +23,8 @@ def plain(value):
     return str(value)
 
 print(plain(config))
-print(sorted(name for name in sys.modules if name.startswith(("pydantic", "yaml", "numpy", "deepseek_recipe", "llguidance"))))
+heavy = ("pydantic", "yaml", "numpy", "deepseek_recipe", "llguidance")
+print(sorted(name for name in sys.modules if name.startswith(heavy)))
 from deepinfer_router.fleet_config import FleetConfig
 print(FleetConfig().probe_s == config.fleet.probe_s, FleetConfig(probe_s=7).probe_s)
 """
