@@ -27,6 +27,7 @@ from deepinfer_router.media import Encoded
 from deepinfer_router.observer import Observer
 from deepinfer_router.placement import Placer
 from deepinfer_router.prefill import PrefillPolicy
+from deepinfer_router.replacement import Replacement
 from deepinfer_router.resuming import Resuming
 from deepinfer_router.retry_budget import RetryBudget
 from deepinfer_router.roles import Role
@@ -61,8 +62,9 @@ class App:
             self.fleet, self.prefill, self.decode, local_tokens=disaggregation.local_tokens, clock=clock, rng=rng
         )
         delivery = Delivery(self.fleet, self.upstreams, failure, clock)
-        resuming = Resuming(placer, self.upstreams, delivery, failure, clock)
-        failover = Failover(self.fleet, placer, self.budget, delivery, resuming, clock)
+        replacement = Replacement(placer, self.admission)
+        resuming = Resuming(replacement, self.upstreams, delivery, failure, clock)
+        failover = Failover(self.fleet, replacement, self.budget, delivery, resuming, clock)
         bootstrap = None
         handover: Handover
         if disaggregation.connector == "mooncake":

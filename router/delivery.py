@@ -7,7 +7,7 @@ from typing import Any
 from deepinfer_router import error_body
 from deepinfer_router.failure_config import FailureConfig
 from deepinfer_router.fleet import Fleet
-from deepinfer_router.hop import Answer, HopFailed, ask
+from deepinfer_router.hop import Answer, HopFailed, ask, for_rank
 from deepinfer_router.http_client import UpstreamError, UpstreamResponse
 from deepinfer_router.http_headers import end_to_end
 from deepinfer_router.journey import Journey
@@ -17,6 +17,7 @@ from deepinfer_router.sse import EventSplitter
 from deepinfer_router.transcript import Transcript
 from deepinfer_router.upstreams import Upstreams
 from deepinfer_router.usage import MARK, with_cached
+from deepinfer_router.websocket import tunnel
 
 _EVENT_STREAM = b"text/event-stream"
 
@@ -38,6 +39,9 @@ class Delivery:
             HopFailed: it did not answer, or not to the end. Where the exchange has `started`, only a resume can follow.
         """
         exchange, request = journey.exchange, journey.request
+        if exchange.upgrade is not None:
+            await self._change(journey, lease)
+            return
         journey.sent_at = now = self._clock()
         engine = lease.target.engine
         journey.engine = engine.id
@@ -84,6 +88,17 @@ class Delivery:
         else:
             kind = "stalled" if outcome == "stalled" else "lost"
             raise HopFailed(engine, kind, f"engine {engine.id} did not end its answer ({kind})")
+
+    async def _change(self, journey: Journey, lease: Lease) -> None:
+        """Another protocol from here on: bytes, both ways. Raises HopFailed as `deliver` does."""
+        target = lease.target
+        upstream = self._upstreams.of(target.engine)
+        try:
+            outcome = await tunnel(journey.exchange, upstream, for_rank(target, journey.headers))
+        except UpstreamError as error:
+            raise HopFailed(target.engine, error.kind, error.message, sent=error.sent) from error
+        journey.outcome = "served" if outcome == "complete" else outcome
+        lease.release("done")
 
     def prefill_patience(self, journey: Journey, now: float, predicted_s: float) -> float:
         """Seconds that a prefill may take."""

@@ -7,13 +7,17 @@ from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import HopFailed
 from deepinfer_router.journey import Journey
 from deepinfer_router.metrics import counter
-from deepinfer_router.placement import Placed, Placer
+from deepinfer_router.placement import Placed
+from deepinfer_router.replacement import Replacement
 from deepinfer_router.resuming import Resuming
 from deepinfer_router.retry_budget import RetryBudget
 
 FAILURES = counter("hop_failures", "Hops that an engine did not serve, by kind.", "kind")
 REROUTES = counter("reroutes", "Requests sent to a second engine before their answer began, by what failed.", "kind")
 DENIED = counter("reroutes_denied", "Requests not sent to a second engine, by why not.", "reason")
+
+MOST_UNREACHED = 3
+"""Engines that one request may find dead before it is sent to one."""
 
 
 class Failover:
@@ -22,14 +26,14 @@ class Failover:
     def __init__(
         self,
         fleet: Fleet,
-        placer: Placer,
+        replacement: Replacement,
         budget: RetryBudget,
         delivery: Delivery,
         resuming: Resuming,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
-        self._placer = placer
+        self._replacement = replacement
         self._budget = budget
         self._delivery = delivery
         self._resuming = resuming
@@ -48,21 +52,25 @@ class Failover:
     def may_reroute(self, journey: Journey, failure: HopFailed) -> bool:
         """Whether to ask a second engine; counted if so.
 
-        A connection that is refused or lost is no sign of overload, so only answers and silence draw on the budget:
+        An engine that could not be reached has had no part of it, so the next is no second one: dead ones are found out
+        one by one. Lost connections are no sign of overload either; only answers and silence draw on the budget. So
         when an engine dies all its requests find another, and when all engines are full a tenth does.
         """
         now = self._clock()
         why = ""
-        if journey.rerouted:
-            why = "second"
-        elif now >= journey.deadline:
+        if now >= journey.deadline:
             why = "deadline"
+        elif not failure.sent:
+            journey.unreached += 1
+            why = "unreached" if journey.unreached > MOST_UNREACHED else ""
+        elif journey.rerouted:
+            why = "second"
         elif failure.loads and not self._budget.take(now):
             why = "budget"
         if why:
             DENIED.labels(why).inc()
             return False
-        journey.rerouted = True
+        journey.rerouted = journey.rerouted or failure.sent
         REROUTES.labels(failure.kind).inc()
         return True
 
@@ -77,7 +85,7 @@ class Failover:
         if self.may_reroute(journey, failure):
             if journey.transcript is not None:
                 journey.transcript = self._resuming.transcript(journey.request)
-            placed = self._placer.place(journey.request.work, journey.splits)
+            placed = await self._replacement.find(journey)
             if placed is not None:
                 return placed
             DENIED.labels("no_other").inc()

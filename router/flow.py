@@ -25,6 +25,9 @@ from deepinfer_router.resuming import Resuming
 from deepinfer_router.retry_budget import RetryBudget
 from deepinfer_router.usage import find_usage
 
+HEALTH = b"/health"
+"""Answered here, for load balancers in front: whether there is an engine."""
+
 
 class Flow:
     """The order in which a request meets entry, admission, policies, engines and, where they fail, others."""
@@ -62,6 +65,9 @@ class Flow:
 
     async def handle(self, exchange: Exchange) -> None:
         """Answer it. As soon as the client has gone everything done for it is cancelled."""
+        if exchange.route == HEALTH:
+            exchange.respond(503 if self._nobody() else 200, [], b"")
+            return
         exchange.on_close(exchange.task.cancel)
         request = journey = None
         try:
@@ -145,6 +151,11 @@ class Flow:
         request.used(usage.prompt_tokens, usage.completion_tokens)
         if journey.outcome == "served":
             self._expected.observe(request.work.model, request.identity.name, usage.completion_tokens)
+
+    def _nobody(self) -> bool:
+        """Whether no engine would get a request."""
+        shape = self._placer.shape("")
+        return not shape.decode
 
     def _refuse(self, exchange: Exchange, api: Api, refusal: Refusal) -> None:
         if not exchange.closed:

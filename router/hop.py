@@ -6,7 +6,7 @@ from deepinfer_router.errors import Refusal
 from deepinfer_router.http_client import UpstreamError, UpstreamResponse
 from deepinfer_router.http_headers import Headers, end_to_end
 from deepinfer_router.lease import Lease
-from deepinfer_router.target import Engine
+from deepinfer_router.target import Engine, Target
 from deepinfer_router.upstreams import Upstreams
 from deepinfer_router.verdict import Verdict, verdict
 
@@ -52,6 +52,11 @@ class HopFailed(Exception):
         return Refusal(502, "upstream_lost", f"no engine answered: {self.message}", retry_after_s=1)
 
 
+def for_rank(target: Target, headers: Headers) -> Headers:
+    """`headers`, and the rank where the engine has several."""
+    return [*headers, (_RANK, b"%d" % target.rank)] if len(target.engine.targets) > 1 else headers
+
+
 async def ask(
     upstreams: Upstreams,
     lease: Lease,
@@ -68,8 +73,7 @@ async def ask(
     """
     target = lease.target
     engine = target.engine
-    if len(engine.targets) > 1:
-        headers = [*headers, (_RANK, b"%d" % target.rank)]
+    headers = for_rank(target, headers)
     try:
         response = await upstreams.of(engine).send(method, path, headers, body, first_byte_s=first_byte_s)
         if response.status < 400:

@@ -32,6 +32,7 @@ class Journey:
         "splits",
         "trace",
         "transcript",
+        "unreached",
         "usage_in",
         "_clock",
     )
@@ -48,6 +49,9 @@ class Journey:
         """Of its body, on top of the request's own: what a resumed or an encoded one has."""
         self.transcript: Transcript | None = None
         self.rerouted = False
+        """A second engine has been asked, where a first one had it."""
+        self.unreached = 0
+        """Engines that were dead when they were to be asked."""
         self.resumes = 0
         self.answering: Lease | None = None
         """Of the engine whose answer is coming."""

@@ -129,6 +129,11 @@ class Placer:
         picked = self._decode.pick(work, shape.decode or shape.both, now, self._rng)
         return None if picked is None else self._at(work, picked, 0.0)
 
+    def others(self, work: Work) -> bool:
+        """Whether an engine is open that could do it and has not failed it, with room now or later."""
+        shape = self.shape(work.model)
+        return any(target.engine.id not in work.excluded for target in shape.decode)
+
     def another_prefill(self, work: Work) -> tuple[Lease, Pick] | None:
         """A place for its prefill alone, with its decode's kept."""
         targets = self.shape(work.model).prefill

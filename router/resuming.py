@@ -13,7 +13,8 @@ from deepinfer_router.http_headers import find
 from deepinfer_router.journey import Journey
 from deepinfer_router.lease import Lease
 from deepinfer_router.metrics import counter
-from deepinfer_router.placement import Placed, Placer
+from deepinfer_router.placement import Placed
+from deepinfer_router.replacement import Replacement
 from deepinfer_router.request import Request
 from deepinfer_router.resume import KINDS, held_back, resumed_changes, why_not_now
 from deepinfer_router.transcript import Transcript
@@ -29,13 +30,13 @@ class Resuming:
 
     def __init__(
         self,
-        placer: Placer,
+        replacement: Replacement,
         upstreams: Upstreams,
         delivery: Delivery,
         config: FailureConfig,
         clock: Callable[[], float],
     ) -> None:
-        self._placer = placer
+        self._replacement = replacement
         self._upstreams = upstreams
         self._delivery = delivery
         self._config = config
@@ -67,7 +68,7 @@ class Resuming:
         why = self._why_not(journey)
         placed = None
         if not why:
-            placed = self._placer.place(request.work, journey.splits)
+            placed = await self._replacement.find(journey)
             why = "" if placed is not None else "no_other"
         if placed is not None:
             try:

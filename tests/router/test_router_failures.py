@@ -209,6 +209,24 @@ def test_a_stream_without_a_first_token_is_served_by_another(layout: Layout) -> 
     run(main)
 
 
+def test_engines_that_are_dead_are_found_out_one_by_one(layout: Layout, streams: bool) -> None:
+    """When one engine that prefills and one that decodes die together a request meets both."""
+
+    async def main() -> None:
+        act = generates(IDS)
+        async with layout([act, act, act], fleet={"probe_s": 1000, "poll_s": 1000}) as router:
+            alive = layout.answering(router)[0]
+            for engine in router.engines:
+                if engine is not alive and engine is not router.engines[0]:
+                    await engine.__aexit__()
+            for _ in range(3):
+                reply = await router.ask(**layout.fields(stream=streams))
+                assert text_of(reply.body, streams) == TEXT
+            await router.settled()
+
+    run(main)
+
+
 def test_a_deadline_ends_the_wait_for_an_answer(layout: Layout, streams: bool) -> None:
     async def main() -> None:
         async with layout([broken("stall"), broken("stall")]) as router:

@@ -7,6 +7,7 @@ from scripted_engine import answer, streamed
 from scripted_stream import stream, told
 
 from deepinfer_router.api import Kind
+from deepinfer_router.engine_spec import EngineSpec
 
 
 def test_an_answer_comes_as_the_engine_gave_it() -> None:
@@ -35,3 +36,45 @@ def test_a_stream_comes_byte_for_byte() -> None:
 
     asyncio.run(main())
     assert told(events)[2]
+
+
+def test_the_port_itself_says_whether_there_is_an_engine() -> None:
+    async def main() -> None:
+        async with routed([answer()]) as router:
+            assert (await router.ask("/health")).status == 200
+            router.app.fleet.drain(router.targets[0].engine.id)
+            assert (await router.ask("/health")).status == 503
+            assert router.engines[0].asked == []
+
+    asyncio.run(main())
+
+
+def test_a_websocket_goes_through_and_is_counted_until_it_ends() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"websocket" not in head:
+            writer.write(b"HTTP/1.1 404 X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        else:
+            assert b"authorization" not in head.lower()
+            writer.write(b"HTTP/1.1 101 X\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
+            while data := await reader.read(100):
+                writer.write(data.upper())
+        writer.close()
+
+    async def main() -> None:
+        engine = await asyncio.start_server(echo, "127.0.0.1", 0)
+        async with engine, routed([answer()]) as router:
+            url = f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
+            router.app.fleet.remove(router.targets[0].engine.id)
+            router.app.fleet.alive(router.app.fleet.add(EngineSpec(url)))
+            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+            upgrade = b"connection: upgrade\r\nupgrade: websocket\r\nauthorization: Bearer mine\r\n"
+            writer.write(b"GET /v1/realtime HTTP/1.1\r\nhost: r\r\n" + upgrade + b"\r\n")
+            assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"spoken")
+            assert await reader.readexactly(6) == b"SPOKEN"
+            assert router.targets[0].active == 1
+            writer.close()
+            await router.settled()
+
+    asyncio.run(main())
