@@ -190,7 +190,7 @@ def test_time_is_bounded() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    refused = refusal(chat(response_format=as_format(ENDLESS)), compile_s=60.0, memory_bytes=1 << 28)
+    refused = refusal(chat(response_format=as_format(ENDLESS)), compile_s=60.0, memory_bytes=1 << 29)
     assert refused.code == "grammar_too_costly"
     assert "memory" in refused.message
 
