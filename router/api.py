@@ -5,6 +5,7 @@ Paths and fields are those of vLLM 0.32. A path that is not here passes through 
 
 from dataclasses import dataclass
 from enum import StrEnum
+from urllib.parse import unquote_to_bytes
 
 
 class Kind(StrEnum):
@@ -121,5 +122,10 @@ MODELS = Api(Kind.MODELS, json=False)
 def api_of(method: bytes, route: bytes) -> Api:
     """The API that a request's method and path (without its query) ask for."""
     if method == b"POST":
-        return POSTED.get(route, OTHER)
+        return POSTED.get(route) or POSTED.get(_as_engines_read(route), OTHER)
     return MODELS if route == b"/v1/models" and method == b"GET" else OTHER
+
+
+def _as_engines_read(route: bytes) -> bytes:
+    """The path as uvicorn and Starlette match it: else another spelling of it would pass what a key may not."""
+    return unquote_to_bytes(route.partition(b"#")[0]).removesuffix(b"\n")

@@ -10,6 +10,7 @@ from deepinfer_router.api import Kind
 from deepinfer_router.entry import Entry
 from deepinfer_router.entry_config import Adapter, EntryConfig
 from deepinfer_router.errors import Refusal
+from deepinfer_router.identity_config import Grant, IdentityConfig
 from deepinfer_router.request import DROP, Request
 
 
@@ -46,6 +47,23 @@ def test_each_api(route: str, fields: dict[str, Any], kind: Kind, max_tokens: in
     assert (request.api.kind, request.work.model, request.work.max_tokens) == (kind, "m", max_tokens)
     assert request.stream
     assert request.body() is request.raw
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        b"/v1/chat/completion%73",
+        b"/%761/chat%2fcompletions",
+        b"/v1/chat/completions#fragment",
+        b"/v1/chat/completions%0A",
+    ],
+)
+def test_other_spellings_of_a_path_are_no_way_around(spelt: bytes) -> None:
+    """Engines take them for the same path. Starlette's patterns end with $, which lets a line end follow."""
+    entry = Entry(identity=IdentityConfig(everybody=Grant(cache_salt="s")))
+    request = entry.read(Received(spelt, orjson.dumps(chat(cache_salt="other"))))
+    assert request.api.kind is Kind.CHAT
+    assert orjson.loads(request.body())["cache_salt"] == "s"
 
 
 def test_unknown_routes_pass_untouched() -> None:
