@@ -40,6 +40,8 @@ class EntryConfig(BaseModel):
         description="Header with the milliseconds after which the client needs no answer.",
     )
     unknown_routes: Literal["pass", "refuse"] = Field(
-        default="pass", description="Paths of no API that the router knows: engines may answer them, or nobody does."
+        default="pass",
+        description="Paths of no API that the router knows: passed as they are, with what they say of salts and stores, "
+        "or refused.",
     )
     adapters: dict[str, Adapter] = Field(default={}, description="LoRA adapters by the name that clients ask for.")
