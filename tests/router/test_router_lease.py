@@ -213,6 +213,9 @@ class Counts(RuleBasedStateMachine):
             pending = Fraction(sum(units for *_, units in mine), 2**20)
             held_tokens = sum(prompt + made for prompt, _, made, _ in mine if made >= 0)
             assert target.own == (len(mine), kv_tokens, pending, held_tokens)
+            waiting = [units for *_, units in mine if units]
+            assert [seconds * 2**20 for seconds in target.prefills.values()] == waiting
+            assert target.running_seconds == next(iter(target.prefills.values()), 0.0)
             assert min(load(target)) >= 0
 
     @invariant()
