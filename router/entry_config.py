@@ -41,7 +41,7 @@ class EntryConfig(BaseModel):
     )
     unknown_routes: Literal["pass", "refuse"] = Field(
         default="pass",
-        description="Paths of no API that the router knows: passed as they are, with what they say of salts and stores, "
-        "or refused.",
+        description="Paths of no API that the router knows: passed as they are, with what they say of salts and "
+        "stores, or refused.",
     )
     adapters: dict[str, Adapter] = Field(default={}, description="LoRA adapters by the name that clients ask for.")
