@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from statistics import median
 
 from deepinfer_costmodel.cost import MAX_TOKENS, Cost, attended, clipped
 from deepinfer_costmodel.robust import fitted
@@ -49,7 +48,7 @@ class OnlineFit:
     @property
     def error(self) -> float | None:
         """Median of |predicted - observed| / observed of the last 64, predicted before they were used; else None."""
-        return median(self._errors) if self._errors else None
+        return sorted(self._errors)[len(self._errors) // 2] if self._errors else None
 
     def observe(self, q: int, c: int, seconds: float) -> bool:
         """q >= 1 new tokens behind c cached ones took `seconds`. False, and only counted, if that cannot be."""

@@ -15,7 +15,6 @@ from deepinfer_router.grammar_form import FORM_FIELDS
 from deepinfer_router.identity import Identities
 from deepinfer_router.identity_config import IdentityConfig
 from deepinfer_router.request import Incoming, Request
-from deepinfer_router.store_check import StoreCheck
 from deepinfer_router.store_config import StoreConfig
 from deepinfer_router.token_estimate import TokenEstimate
 from deepinfer_router.wishes import Wishes
@@ -60,7 +59,11 @@ class Entry:
         self._id_prefix = os.urandom(8).hex().encode() + b"-"
         self._ids = count()
         self._engine_key = _engine_key(identity)
-        self._store = None if store is None else StoreCheck(store)
+        self._store = None
+        if store is not None:  # likewise the client of the store
+            from deepinfer_router.store_check import StoreCheck
+
+            self._store = StoreCheck(store)
         self._grammars = Grammars(self.config.grammar) if self.config.grammar.check else None
         self._encoding = None
         if self.config.encoding == "recipe":  # only then, for recipe takes memory

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import stat
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,7 @@ def meeting_place(supervisor: int) -> Path:
 
     Raises OSError: it cannot be made, or somebody else's is there.
     """
-    root = _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
+    root = _MEMORY if _MEMORY.is_dir() else Path(os.environ.get("TMPDIR", "/tmp"))
     name = f"deepinfer-router-{os.getuid()}-"
     for other in root.glob(f"{name}*"):
         if _is_ours(other) and not Path("/proc", other.name.removeprefix(name)).exists():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from time import time_ns
+from typing import TYPE_CHECKING
 
 from deepinfer_router.access_log import AccessLog
 from deepinfer_router.api import Api, api_of
@@ -10,8 +11,10 @@ from deepinfer_router.journey import Journey
 from deepinfer_router.metrics import TOKENS, Counter, Histogram, counter, histogram
 from deepinfer_router.request import Request
 from deepinfer_router.telemetry_config import AccessLogConfig, TracingConfig
-from deepinfer_router.trace_export import Ended, TraceExport
 from deepinfer_router.tracing import TRACEPARENT, Sampler, Trace, continued
+
+if TYPE_CHECKING:
+    from deepinfer_router.trace_export import Ended, TraceExport
 
 REQUESTS = counter(
     "requests", "Requests by API and status; 499: the client left before the answer began.", "api", "status"
@@ -32,7 +35,11 @@ class Observer:
     def __init__(self, log: AccessLogConfig, tracing: TracingConfig, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._log = AccessLog(log) if log.path else None
-        self._export = TraceExport(tracing) if tracing.endpoint else None
+        self._export: TraceExport | None = None
+        if tracing.endpoint:  # an HTTP client and what it brings
+            from deepinfer_router import trace_export
+
+            self._export = trace_export.TraceExport(tracing)
         self._sampler = Sampler(tracing.sample_ratio)
         self._traces: dict[int, Trace] = {}
         self._requests: dict[tuple[Api, int], Counter] = {}
@@ -85,7 +92,9 @@ class Observer:
             if sink is not None:
                 sink.close()
 
-    def _ended(self, exchange: Exchange, journey: Journey, trace: Trace, status: int, now: float) -> Ended:
+    def _ended(self, exchange: Exchange, journey: Journey, trace: Trace, status: int, now: float) -> "Ended":
+        from deepinfer_router.trace_export import Ended
+
         work, api = journey.request.work, journey.request.api
         wall = time_ns() - int(now * 1e9)  # from the loop's clock to that of the calendar
 

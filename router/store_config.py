@@ -3,12 +3,15 @@
 import os
 import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from deepinfer_kvstore.client import BUDGET_SECONDS, Address
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.host_port import host_port
 from deepinfer_router.errors import RouterConfigError
 from deepinfer_router.section import BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:
+    from deepinfer_kvstore.client import Address
 
 
 class StoreConfig(BaseModel):
@@ -26,7 +29,7 @@ class StoreConfig(BaseModel):
         "lists them. A model without one is looked for in the only namespace that there is.",
     )
     budget_s: float = Field(
-        default=BUDGET_SECONDS,
+        default=0.005,
         gt=0,
         le=1,
         description="Seconds of one question, without hashing; then the request goes on without.",
@@ -45,7 +48,7 @@ class StoreConfig(BaseModel):
                 raise ValueError(str(error)) from error
         return self
 
-    def where(self) -> Address:
+    def where(self) -> "Address":
         """The daemon's address."""
         if self.socket is not None:
             return self.socket
