@@ -12,9 +12,14 @@ from deepinfer_router.errors import RouterConfigError
 from deepinfer_router.http_config import EngineTls, Timeouts
 from deepinfer_router.http_headers import HOP_BY_HOP, Headers
 from deepinfer_router.http_response import UpstreamError, UpstreamResponse
+from deepinfer_router.metrics import counter
 
 __all__ = ["Upstream", "UpstreamError", "UpstreamResponse"]
 
+_OPENED = counter("engine_connections", "Connections opened to engines.").labels()
+_RACES = counter(
+    "engine_connection_races", "Requests sent again since the engine was closing the connection that was taken."
+).labels()
 _OWN = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 
 
@@ -59,6 +64,7 @@ class Upstream:
         if first_byte_s is None:
             first_byte_s = self.timeouts.first_byte_s
         head_only = method == b"HEAD"
+        sent = False
         if self._idle:
             connection, _ = self._idle.popitem()
             try:
@@ -66,7 +72,13 @@ class Upstream:
             except UpstreamError as error:
                 if error.kind != "reset" or not connection.raced:
                     raise
-        connection = cast(EngineConnection, await self.open(lambda: EngineConnection(self)))
+                sent = True
+                _RACES.inc()
+        try:
+            connection = cast(EngineConnection, await self.open(lambda: EngineConnection(self)))
+        except UpstreamError as error:
+            error.sent = sent
+            raise
         return await self._answer(connection, connection.send(head, body, head_only, first_byte_s))
 
     async def open(self, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
@@ -109,6 +121,7 @@ class Upstream:
 
     def opened(self, connection: EngineConnection) -> None:
         """It is there."""
+        _OPENED.inc()
         self._open.add(connection)
         self.deadlines.watch(connection)
 
@@ -133,5 +146,8 @@ class Upstream:
         try:
             return await answer
         except asyncio.CancelledError:
-            connection.lose(UpstreamError("reset", True, "cancelled by the router"))
+            if answer.cancelled():
+                connection.lose(UpstreamError("reset", True, "cancelled by the router"))
+            elif answer.exception() is None:
+                answer.result().cancel()  # it came together with the cancelling; whole, its connection is another's now
             raise

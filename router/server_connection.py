@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import sys
 from asyncio import Transport
 from collections.abc import Coroutine
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import Any, Protocol, cast
 
 from deepinfer_router.api import OTHER
@@ -14,8 +17,12 @@ from deepinfer_router.exchange import Exchange
 from deepinfer_router.http_config import Limits
 from deepinfer_router.http_headers import status_line
 from deepinfer_router.http_request import END, Request
+from deepinfer_router.metrics import counter, gauge
 
 _log = logging.getLogger(__name__)
+_CONNECTIONS = gauge("client_connections", "Open connections of clients.").labels()
+_BUFFERED = gauge("request_buffered_bytes", "Of bodies of requests that took more than one read.").labels()
+REFUSED = counter("http_refused", "Requests refused before they were whole, by why.", "reason")
 _LINGER_S = 2.0
 """How long a refused client may go on sending before its connection is reset, so that it reads the answer first."""
 _AHEAD_BYTES = 64 << 10
@@ -54,6 +61,7 @@ class ServerConnection(asyncio.Protocol):
         "_ending",
         "_held",
         "_paused",
+        "_unsent_bytes",
     )
 
     def __init__(self, server: Owner) -> None:
@@ -68,6 +76,7 @@ class ServerConnection(asyncio.Protocol):
         self._ending = False  # takes no further request
         self._held = False  # reading is paused
         self._paused = False  # writing is
+        self._unsent_bytes = 0  # when the client was last looked at
 
     # asyncio's
 
@@ -77,6 +86,7 @@ class ServerConnection(asyncio.Protocol):
         if len(server.connections) >= server.limits.max_connections or server.draining:
             self._transport.abort()
         server.connections.add(self)
+        _CONNECTIONS.inc()
         server.deadlines.watch(self)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
@@ -116,15 +126,16 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         server = self._server
         server.connections.discard(self)
+        _CONNECTIONS.dec()
         server.deadlines.forget(self)
         self._ending = True
         self._request = None
-        self._unbuffer()
+        self._count_buffered(-self._buffered)
         self._client_gone()
 
     def pause_writing(self) -> None:
         self._paused = True
-        self.deadline = self._server.deadlines.now + self._server.limits.write_stall_s
+        self._await_reader()
         if self._exchange is not None:
             self._exchange.pause(True)
 
@@ -135,6 +146,8 @@ class ServerConnection(asyncio.Protocol):
             self._exchange.pause(False)
         elif self._ending:
             self.deadline = self._server.deadlines.now + _LINGER_S
+        elif self._request is not None:
+            self.deadline = self._server.deadlines.now + self._server.limits.body_timeout_s
         else:
             self.deadline = self._server.deadlines.now + self._server.limits.keep_alive_s
 
@@ -142,6 +155,10 @@ class ServerConnection(asyncio.Protocol):
 
     def expired(self, now: float) -> None:
         """Of a head, a body, an idle connection, or a client that reads nothing."""
+        unsent = self._unsent()
+        if 0 < unsent < self._unsent_bytes:
+            self._await_reader()  # slowly, but it reads
+            return
         self.deadline = now + _LINGER_S
         if self._exchange is not None or self._paused or self._ending:
             self._transport.abort()
@@ -160,10 +177,10 @@ class ServerConnection(asyncio.Protocol):
         self._exchange = None
         server = self._server
         if self._buffered:
-            self._unbuffer()
+            self._count_buffered(-self._buffered)
         if not reusable or self._ending or server.draining:
             self._ending = True
-            self.deadline = server.deadlines.now + server.limits.write_stall_s
+            self._await_reader()
             self._transport.close()
             return
         if not self._paused:
@@ -191,9 +208,20 @@ class ServerConnection(asyncio.Protocol):
         """At once."""
         self._transport.abort()
 
-    def _unbuffer(self) -> None:
-        self._server.buffered_bytes -= self._buffered
-        self._buffered = 0
+    def _await_reader(self) -> None:
+        self._unsent_bytes = self._unsent()
+        self.deadline = self._server.deadlines.now + self._server.limits.write_stall_s
+
+    def _unsent(self) -> int:
+        """Bytes that the client has not taken: the transport's and the kernel's."""
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        queued = ioctl(descriptor, TIOCOUTQ, bytes(4)) if descriptor >= 0 else bytes(4)
+        return self._transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
+
+    def _count_buffered(self, size: int) -> None:
+        self._buffered += size
+        self._server.buffered_bytes += size
+        _BUFFERED.inc(size)
 
     def _client_gone(self) -> None:
         exchange, self._exchange = self._exchange, None
@@ -278,8 +306,7 @@ class ServerConnection(asyncio.Protocol):
             if request.size > server.limits.max_body_bytes:
                 raise _too_large(request.size, server.limits.max_body_bytes)
             if rest is None:
-                server.buffered_bytes += len(data)
-                self._buffered += len(data)
+                self._count_buffered(len(data))
                 if server.buffered_bytes > server.limits.max_buffered_bytes:
                     raise Refusal(
                         503, "too_many_bytes", "bodies of too many requests are on their way", retry_after_s=1
@@ -312,17 +339,18 @@ class ServerConnection(asyncio.Protocol):
         self.deadline = NEVER
         if self._paused:
             exchange.paused = True
-            self.deadline = server.deadlines.now + server.limits.write_stall_s
+            self._await_reader()
         coding = framing.get(b"content-encoding")
         exchange.task = task = server.loop.create_task(server.run(exchange, coding))
         server.tasks.add(task)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer a request that no handler sees, and let the client read that before the connection ends."""
+        REFUSED.labels(refusal.code).inc()
         self._ending = True
         self._request = None
         self._buffer = b""
-        self._unbuffer()
+        self._count_buffered(-self._buffered)
         self.deadline = self._server.loop.time() + _LINGER_S
         status, headers, body = render(refusal, OTHER)
         lines = [b"%b: %b\r\n" % header for header in headers]

@@ -21,6 +21,7 @@ from router_http_case import (
 )
 
 from deepinfer_router.http_config import Limits
+from deepinfer_router.server_connection import REFUSED
 
 POST = b"POST / HTTP/1.1\r\nhost: a\r\n"
 
@@ -31,11 +32,13 @@ def resident_bytes() -> int:
 
 
 async def refused(proxy: Proxy, data: bytes, status: int, code: bytes, retry_after: bytes | None = None) -> None:
+    before = REFUSED.labels(code.decode()).value
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     writer.write(data)
     answer = await asyncio.wait_for(read_answer(reader), WAIT_S)
     assert (answer.status, answer.header(b"connection")) == (status, b"close")
     assert answer.header(b"retry-after") == retry_after
+    assert REFUSED.labels(code.decode()).value == before + 1
     assert b'"code":"%b"' % code in answer.body
     assert await asyncio.wait_for(reader.read(-1), WAIT_S) == b""
     writer.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 
 import pytest
 from router_http_case import (
@@ -259,6 +260,57 @@ def test_a_client_that_never_reads_is_left() -> None:
         writer.close()
 
     case(run, limits=Limits(write_stall_s=0.5))
+
+
+def test_a_client_that_reads_slowly_is_not_left() -> None:
+    """It never takes so much that the engine may go on, but it takes."""
+
+    async def run(proxy: Proxy) -> None:
+        async def handler(exchange: Exchange) -> None:
+            exchange.start(200, [])
+            exchange.write(b"x" * (16 << 20))
+            await exchange.drain()
+            exchange.end()
+
+        proxy.server.handler = handler
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", proxy.port))
+        await loop.sock_sendall(client, request())
+        whole = 0
+        begun = loop.time()
+        while loop.time() < begun + 2.5:  # several times what one may take without reading
+            whole += len(await loop.sock_recv(client, 1 << 18))
+            await asyncio.sleep(0.1)
+        assert whole < 14 << 20
+        while whole < 16 << 20:
+            data = await asyncio.wait_for(loop.sock_recv(client, 1 << 20), WAIT_S)
+            assert data
+            whole += len(data)
+        client.close()
+
+    case(run, limits=Limits(write_stall_s=0.5))
+
+
+def test_a_cancelled_wait_closes_no_connection_that_is_another_s() -> None:
+    """Its answer was whole as it was cancelled: the connection is in the pool, or at work again."""
+
+    async def run(proxy: Proxy) -> None:
+        upstream = proxy.upstream
+        await (await upstream.send(b"GET", b"/1", [], b"")).read(100)
+        [connection] = upstream._open
+        proxy.engine.script = silent
+        waiting = asyncio.create_task(upstream.send(b"GET", b"/2", [], b""))
+        await until(lambda: len(proxy.engine.requests) == 2)
+        connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert connection in upstream._idle and not connection._closed
+
+    case(run)
 
 
 BROKEN = {
