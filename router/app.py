@@ -51,7 +51,7 @@ class App:
         self.upstreams = Upstreams(self.fleet, config.http.timeouts, config.http.engine_tls)
         self.budget = RetryBudget()
         self._unpublish: Callable[[], None] | None = None
-        self.admission = Admission(config.admission)
+        self.admission = Admission(config.admission, self.prefill.lane)
         self.fleet.on_room = self.admission.pump
         fit = WeightFit(self.decode, config.decode.kv_weight) if config.decode.fit_kv_weight else None
         self._watching = Watching(

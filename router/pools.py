@@ -16,6 +16,8 @@ _BEGINS, _ENDS = 0.05, 0.02
 """A group has demand once it is worth this many engines, and has none below the second: hysteresis."""
 
 
+_IDLE = 0.1
+"""Below this part of what the engines can do all stays as it is: a quiet night says nothing about the morning."""
 _FOLLOWED_EPOCHS = 3
 """After so long without word from whom it followed a worker decides for itself."""
 
@@ -94,7 +96,8 @@ class Pools:
         if now - self._followed_at < _FOLLOWED_EPOCHS * config.epoch_s:
             return False
         self.frozen = ill > config.freeze_unhealthy_fraction * len(self._members)
-        if self.frozen or not able or self._requests < config.first_cut_requests:
+        ranks = sum(len(member.engine.targets) for member in able)
+        if self.frozen or self._requests < config.first_cut_requests or sum(self.demand) <= _IDLE * ranks:
             return False
         before = [member.group for member in self._members.values()], list(self._home)
         self._partition(len(able))

@@ -1,7 +1,7 @@
 """Picks the engine and rank that prefills a request: by context length, then least predicted finish time."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from math import inf
 from random import Random
 from typing import Any, NamedTuple
@@ -91,6 +91,10 @@ class PrefillPolicy:
         if pool.update(now):
             self._version += 1
         return seconds
+
+    def lane(self, work: Work) -> Hashable:
+        """The same for works that need the same engines: those of one model and group."""
+        return work.model, bisect_right(self._edges, work.prompt_tokens)
 
     def pick(self, work: Work, targets: Sequence[Target], now: float, rng: Random) -> Pick | None:
         """The target of least predicted finish time: of the prompt's group, if none elsewhere is much sooner.

@@ -86,6 +86,19 @@ def test_a_load_that_swings_does_not_flap() -> None:
     assert driven.pools.moves <= 4 * swings  # of sixteen engines four have to move each way
 
 
+def test_a_quiet_night_leaves_the_groups_as_they_were() -> None:
+    driven = Driven(16)
+    driven.epoch(2, 4, 8, 2)
+    for _ in range(50):
+        driven.epoch(0.5, 0, 0, 0)
+    night = driven.serving()
+    assert driven.pools.moves <= 2  # while the day's demand was still fading
+    assert sum(night) == 16
+    driven.now += 8 * 3600
+    driven.epoch(0.5, 0, 0, 0)
+    assert driven.serving() == night
+
+
 def test_a_moved_engine_stays() -> None:
     driven = Driven(2, dwell_epochs=5, demand_smoothing=1.0, dead_band_engines=0.0)
     driven.engines.append(engines(3)[-1])

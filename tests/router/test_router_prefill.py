@@ -298,6 +298,14 @@ def test_a_worker_serves_lengths_by_engines_that_another_has_chosen() -> None:
         assert pick.target.engine.id in ids.split()
 
 
+def test_works_of_one_model_and_group_share_a_lane() -> None:
+    router = policy()
+    lanes = [router.lane(Work(model=model, prompt_tokens=tokens)) for model in "ab" for tokens in (0, 9, *LENGTHS)]
+    assert len(set(lanes)) == 8
+    assert lanes[0] == lanes[1] == lanes[2]
+    assert len({policy(pools=False).lane(Work(prompt_tokens=tokens)) for tokens in LENGTHS}) == 1
+
+
 def test_with_enough_to_do_everywhere_a_request_waits_in_the_router() -> None:
     router, targets = policy(max_pending_s=5.0), fleet(2)
     targets[0].pending_seconds = targets[1].pending_seconds = 5.1

@@ -11,6 +11,8 @@ from deepinfer_router.api import Kind
 from deepinfer_router.autoscale import Autoscale
 from deepinfer_router.fleet_view import engines_of, merged_engines
 from deepinfer_router.metrics import Registry
+from deepinfer_router.roles import Role
+from deepinfer_router.work import Work
 
 EVENTS = stream(Kind.CHAT, [1, 2], [0, 1, 0], with_ids=False)
 
@@ -83,5 +85,29 @@ def test_what_the_app_says_of_itself_travels_and_scales() -> None:
             scale = Autoscale(router.app.config.autoscale.limits(), Registry())
             first = scale.update(merged_engines([engines_of(router.app.fleet)]), [said], 0.0)
             assert first["prefill"]["engines"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_group_with_enough_to_do_holds_up_no_other() -> None:
+    async def main() -> None:
+        async with routed([answer(), answer()]) as router:
+            policy, targets = router.app.prefill, router.targets
+            for tokens in (1_000, 300_000) * 32:
+                policy.arrive(Work(prompt_tokens=tokens, hit_tokens=tokens - 100), targets, 0.0)
+            policy.arrive(Work(prompt_tokens=1), targets, 30.0)
+            (pool,) = policy.pools.values()
+            (short,), (engine,) = pool.engines_of(0), pool.engines_of(3)
+            busy = router.app.fleet.book(short.targets[0], Work(), Role.PREFILL, 5.0)
+            lease = router.app.fleet.book(engine.targets[0], Work(), Role.PREFILL, 60.0)
+            words = "many words " * 150_000
+            long = asyncio.create_task(router.ask(messages=[{"role": "user", "content": words}]))
+            while not router.app.admission.waiting and not long.done():
+                await asyncio.sleep(0.01)
+            assert (await router.ask()).status == 200
+            assert router.app.admission.waiting == 1
+            lease.release()
+            busy.release()
+            assert (await long).status == 200
 
     asyncio.run(main())
