@@ -40,8 +40,10 @@ class Pools:
     Without state of time: `now` is passed in, in seconds of any steady clock. One thread.
     """
 
-    def __init__(self, config: PrefillConfig) -> None:
+    def __init__(self, config: PrefillConfig, grouped: bool = True) -> None:
+        """Not `grouped`: demand is measured by group, and all engines serve all."""
         self._config = config
+        self._grouped = grouped
         self._edges = config.edges_tokens if config.pools else ()
         count = len(self._edges) + 1
         self.demand = [0.0] * count
@@ -97,7 +99,12 @@ class Pools:
             return False
         self.frozen = ill > config.freeze_unhealthy_fraction * len(self._members)
         ranks = sum(len(member.engine.targets) for member in able)
-        if self.frozen or self._requests < config.first_cut_requests or sum(self.demand) <= _IDLE * ranks:
+        if (
+            self.frozen
+            or not self._grouped
+            or self._requests < config.first_cut_requests
+            or sum(self.demand) <= _IDLE * ranks
+        ):
             return False
         before = [member.group for member in self._members.values()], list(self._home)
         self._partition(len(able))

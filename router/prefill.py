@@ -10,6 +10,7 @@ from deepinfer_router.engine_costs import EngineCosts
 from deepinfer_router.pick import Pick
 from deepinfer_router.pools import Pools
 from deepinfer_router.prefill_config import PrefillConfig
+from deepinfer_router.roles import Role
 from deepinfer_router.target import Engine, Target
 from deepinfer_router.work import Work
 
@@ -59,8 +60,8 @@ class PrefillPolicy:
     def __init__(self, config: PrefillConfig, costs: EngineCosts, slow_start_s: float = 30.0) -> None:
         """`slow_start_s`: how long the share of a new engine grows, as in section `fleet`."""
         self.costs = costs
-        self.pools: dict[tuple[str, ...], Pools] = {}
-        """By the models that engines serve: those of other models cannot help out."""
+        self.pools: dict[tuple[tuple[str, ...], bool], Pools] = {}
+        """By the models that engines serve, for those of other models cannot help out, and whether they have groups."""
         self.arrived_seconds = 0.0
         """Predicted seconds of all that has arrived."""
         self.arrived_tokens = 0
@@ -86,7 +87,7 @@ class PrefillPolicy:
         seconds = self.costs.of(engine.kind).seconds(q, max(0, work.prompt_tokens - q))
         self.arrived_seconds += seconds
         self.arrived_tokens += q
-        pool = self.pools[engine.models]
+        pool = self.pool(engine)
         pool.observe(work, seconds, now)
         if pool.update(now):
             self._version += 1
@@ -143,14 +144,22 @@ class PrefillPolicy:
         waited_s = pick.predicted_seconds - pick.cost_seconds
         self.costs.observe(pick.target.engine.kind, q, max(0, work.prompt_tokens - q), waited_s, seconds, now)
 
+    def pool(self, engine: Engine) -> Pools:
+        """Where an engine belongs."""
+        grouped = self._config.pools_where_decoding or Role.DECODE not in engine.roles
+        pool = self.pools.get((engine.models, grouped))
+        if pool is None:
+            pool = self.pools[engine.models, grouped] = Pools(self._config, grouped)
+        return pool
+
     def cuts(self) -> list[dict[str, Any]]:
         """Which engines serve what, of plain types: what another worker is to `follow`."""
-        return [{"models": list(models)} | cut for models, pool in self.pools.items() if (cut := pool.cut())]
+        return [{"models": list(models)} | cut for (models, _), pool in self.pools.items() if (cut := pool.cut())]
 
     def follow(self, cuts: Iterable[dict[str, Any]], now: float) -> None:
         """Does as another worker has decided."""
         for cut in cuts:
-            pool = self.pools.setdefault(tuple(cut["models"]), Pools(self._config))
+            pool = self.pools.setdefault((tuple(cut["models"]), True), Pools(self._config))
             if pool.follow(cut, now):
                 self._version += 1
 
@@ -161,9 +170,7 @@ class PrefillPolicy:
         places = []
         for target in targets:
             engine = target.engine
-            pool = self.pools.get(engine.models)
-            if pool is None:
-                pool = self.pools[engine.models] = Pools(self._config)
+            pool = self.pool(engine)
             places.append((pool, pool.know(engine)))
         if len(self._views) >= _MAX_VIEWS:
             self._views.clear()
@@ -236,7 +243,7 @@ class PrefillPolicy:
         for target in below:
             engine = target.engine
             if target.pending_seconds <= 0.0 and all(rank.pending_seconds <= 0.0 for rank in engine.targets):
-                by_group.setdefault(self.pools[engine.models].know(engine), {}).setdefault(engine, []).append(target)
+                by_group.setdefault(self.pool(engine).know(engine), {}).setdefault(engine, []).append(target)
         idle = [
             target
             for engines in by_group.values()

@@ -19,6 +19,11 @@ class PrefillConfig(BaseModel):
         description="Groups of engines by context length. off: one pool, least work left; better where engines have one"
         " rank each and cut chunks by predicted time.",
     )
+    pools_where_decoding: bool = Field(
+        False,
+        description="Groups also of engines that decode what they prefill. These then decode unequally: most requests"
+        " are short, and few engines prefill them.",
+    )
     edges_tokens: tuple[int, ...] = Field(
         (16_384, 65_536, 262_144),
         max_length=MAX_GROUPS - 1,

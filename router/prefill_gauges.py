@@ -19,8 +19,8 @@ def publish(policy: PrefillPolicy) -> Callable[[], None]:
     """Sets the gauges from `policy` before each snapshot. Returns what ends it."""
 
     def refresh() -> None:
-        for models, pool in policy.pools.items():
-            name = ",".join(models)
+        for (models, grouped), pool in policy.pools.items():
+            name = ",".join(models) + ("" if grouped else " whole")
             _MOVES.labels(name).set(pool.moves)
             _FROZEN.labels(name).set(pool.frozen)
             for group, engines, demand in zip(policy.groups, pool.counts(), pool.demand, strict=True):
@@ -46,7 +46,7 @@ def status(policy: PrefillPolicy) -> dict[str, Any]:
                 "engines": sorted(engine.id for engine in pool.engines_of(group)),
                 "demand": pool.demand[group],
             }
-            for models, pool in policy.pools.items()
+            for (models, _), pool in policy.pools.items()
             for group, name in enumerate(policy.groups)
         ],
         "costs": policy.costs.table().to_json(),

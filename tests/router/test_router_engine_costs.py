@@ -100,7 +100,7 @@ def test_policy_learns_and_shows() -> None:
         families = {family["name"]: dict(_children(family)) for family in REGISTRY.snapshot()}
     finally:
         stop()
-    assert families["deepinfer_router_prefill_group_engines"]["m", "<16K"] == 1
+    assert families["deepinfer_router_prefill_group_engines"]["m whole", "<16K"] == 1
     assert families["deepinfer_router_prefill_cost"]["b", "alpha"] == policy.costs.of("b").alpha
     assert families["deepinfer_router_prefill_cost_observations"]["b",] == 200
     shown = status(policy)

@@ -21,10 +21,15 @@ TABLE = CostTable({"default": FLAT, "slow": Cost(0.0, 1e-3, 0.0)}, {"default": "
 LENGTHS = [1_000, 20_000, 100_000, 300_000]  # one for each group
 
 
-def fleet(engines: int, ranks: int = 1, kind: str = "", models: tuple[str, ...] = ()) -> list[Target]:
+PREFILL = frozenset((Role.PREFILL,))
+
+
+def fleet(
+    engines: int, ranks: int = 1, kind: str = "", models: tuple[str, ...] = (), roles: frozenset[Role] = PREFILL
+) -> list[Target]:
     targets = []
     for i in range(engines):
-        engine = Engine(f"{kind}{i:02}", f"http://10.0.0.{i}:8000", kind=kind, models=models)
+        engine = Engine(f"{kind}{i:02}", f"http://10.0.0.{i}:8000", roles, models, kind)
         engine.targets = [Target(engine, rank) for rank in range(ranks)]
         targets += engine.targets
     return targets
@@ -248,7 +253,17 @@ def test_models_have_pools_of_their_own() -> None:
     pick = router.pick(Work(prompt_tokens=300_000), theirs, 20.0, Random(0))
     assert pick is not None
     assert pick.target in theirs
-    assert sorted(router.pools) == [("a",), ("b",)]
+    assert sorted(router.pools) == [(("a",), True), (("b",), True)]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_engines_that_decode_have_groups_only_if_asked(grouped: bool) -> None:
+    """The few that prefilled the many short prompts would decode nearly all."""
+    router, targets = policy(pools_where_decoding=grouped), fleet(4, roles=PREFILL | {Role.DECODE})
+    cut(router, targets, [30, 30, 30, 30])
+    (pool,) = router.pools.values()
+    assert [len(pool.engines_of(g)) for g in range(4)] == ([1] * 4 if grouped else [4] * 4)
+    assert pool.demand == pytest.approx([1.5] * 4, rel=0.05)
 
 
 @given(

@@ -91,23 +91,27 @@ def test_what_the_app_says_of_itself_travels_and_scales() -> None:
 
 def test_a_group_with_enough_to_do_holds_up_no_other() -> None:
     async def main() -> None:
-        async with routed([answer(), answer()]) as router:
-            policy, targets = router.app.prefill, router.targets
+        acts = [prefilled(), prefilled()]
+        async with routed(prefill=acts, decode=[generates([0, 1])]) as router:
+            policy, fleet = router.app.prefill, router.app.fleet
+            targets, now = fleet.targets(Role.PREFILL), asyncio.get_running_loop().time()
             for tokens in (1_000, 300_000) * 32:
-                policy.arrive(Work(prompt_tokens=tokens, hit_tokens=tokens - 100), targets, 0.0)
-            policy.arrive(Work(prompt_tokens=1), targets, 30.0)
+                policy.arrive(Work(prompt_tokens=tokens, hit_tokens=tokens - 100), targets, now - 30.0)
+            policy.arrive(Work(prompt_tokens=1), targets, now)
             (pool,) = policy.pools.values()
-            (short,), (engine,) = pool.engines_of(0), pool.engines_of(3)
-            busy = router.app.fleet.book(short.targets[0], Work(), Role.PREFILL, 5.0)
-            lease = router.app.fleet.book(engine.targets[0], Work(), Role.PREFILL, 60.0)
-            words = "many words " * 150_000
-            long = asyncio.create_task(router.ask(messages=[{"role": "user", "content": words}]))
-            while not router.app.admission.waiting and not long.done():
+            (short,), (long,) = pool.engines_of(0), pool.engines_of(3)
+            leases = [
+                fleet.book(engine.targets[0], Work(), Role.PREFILL, seconds)
+                for engine, seconds in ((short, 5.0), (long, 60.0))
+            ]
+            waits = asyncio.create_task(router.ask(COMPLETIONS, prompt="many words " * 150_000))
+            while not router.app.admission.waiting and not waits.done():
                 await asyncio.sleep(0.01)
-            assert (await router.ask()).status == 200
+            assert (await router.ask(COMPLETIONS, prompt=LONG)).status == 200
             assert router.app.admission.waiting == 1
-            lease.release()
-            busy.release()
-            assert (await long).status == 200
+            for lease in leases:
+                lease.release()
+            assert (await waits).status == 200
+            await router.settled()
 
     asyncio.run(main())
