@@ -12,6 +12,8 @@ import msgpack
 from deepinfer_router.channel import Message
 from deepinfer_router.poller import Poller
 
+PATIENCE_S = 60.0
+
 
 class Reading:
     """One process that reads it, seen from the supervisor."""
@@ -36,6 +38,11 @@ class Reading:
         self._process.stdin.write(msgpack.packb({"source": source, "config": config}))
         self._process.stdin.close()
         poller.watch(self._out, self._readable)
+        poller.later(PATIENCE_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()  # a file system that does not answer, for example
 
     def _readable(self) -> None:
         data = self._out.read1(1 << 16)  # type: ignore[attr-defined] # a BufferedReader

@@ -1,6 +1,7 @@
 """Entry point of the supervisor's process: `python -m deepinfer_router.supervise FD`, the boot on that descriptor."""
 
 import os
+import resource
 import socket
 import sys
 from threading import Event
@@ -59,6 +60,8 @@ def main() -> int:
     """Run the supervisor that the descriptor describes; the exit code."""
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         boot = Boot(**msgpack.unpackb(file.read()))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # workers': two descriptors a request
     host, port = boot.listen
     try:
         held = reserve(host, port)
