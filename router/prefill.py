@@ -71,6 +71,7 @@ class PrefillPolicy:
         self.groups = config.group_names
         """Their names, from the shortest."""
         self._slow_start_s = slow_start_s
+        self._overflow_wait_s = config.overflow_wait_s
         self._max_pending_s = inf if config.max_pending_s is None else config.max_pending_s
         self._views: dict[int, _View] = {}
         self._version = 0
@@ -123,7 +124,9 @@ class PrefillPolicy:
             target, reason = self._least(targets, work.excluded, kinds, now, rng), "excluded"
             if target is None:
                 return None
-        elif (left := target.prefill_left(now)) > max(self._config.overflow_wait_s, 2.0 * seconds):
+        elif target.pending_seconds > self._overflow_wait_s and (left := target.prefill_left(now)) > max(
+            self._overflow_wait_s, 2.0 * seconds
+        ):
             if other := self._sooner(target, left, above, work, kinds, now, rng):
                 target, reason = other, "overflow_up"
             elif other := self._idle(below, work, rng):
@@ -187,20 +190,19 @@ class PrefillPolicy:
     ) -> Target | None:
         """The one of least pending seconds (and own cost, where kinds differ); of equal ones that with the fewest KV
         tokens: engines without a queue for prefill differ by what they decode. The rest by chance."""
-        count = len(targets)
         choices = self._config.choices
-        if choices and count > choices:
+        if choices and len(targets) > choices:
             targets = rng.sample(targets, choices)
-        elif count > 1:
-            start = int(rng.random() * count)
-            targets = [*targets[start:], *targets[:start]]
         best, least, fewest = None, inf, inf
+        ties = 1
         mean_s = mean_held = -1.0
         for target in targets:
-            finish, held = target.prefill_left(now), target.kv_tokens
+            finish, held = target.pending_seconds, target.kv_tokens
+            if finish:
+                finish = target.prefill_left(now)
             if kinds is not None:
                 finish += kinds[target.engine.kind]
-            if finish > least or (finish == least and held >= fewest) or (excluded and target.engine.id in excluded):
+            if finish > least or (finish == least and held > fewest) or (excluded and target.engine.id in excluded):
                 continue
             if target.uncertain_until > now:  # as if it had its part of what the others have, shrinking to nothing
                 part = min(1.0, (target.uncertain_until - now) / self._slow_start_s)
@@ -209,8 +211,14 @@ class PrefillPolicy:
                     mean_held = sum(other.kv_tokens for other in targets) / len(targets)
                 finish += part * mean_s
                 held += round(part * mean_held)
-                if finish > least or (finish == least and held >= fewest):
+                if finish > least or (finish == least and held > fewest):
                     continue
+            if finish == least and held == fewest:
+                ties += 1
+                if rng.random() * ties >= 1.0:  # each of them is as likely
+                    continue
+            else:
+                ties = 1
             best, least, fewest = target, finish, held
         return best
 
