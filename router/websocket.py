@@ -27,7 +27,7 @@ async def tunnel(exchange: Exchange, upstream: Upstream, headers: Headers) -> Li
     engine.transport.write(head + exchange.body)
     exchange.on_pause = engine.hold
     exchange.on_close(engine.client_gone)
-    exchange.tunnel(engine.transport.write)
+    exchange.tunnel(engine.send)
     try:
         await engine.ended
     except asyncio.CancelledError:
@@ -65,6 +65,11 @@ class _Engine(asyncio.Protocol):
     def resume_writing(self) -> None:
         if not self._exchange.closed:
             self._exchange.transport.resume_reading()
+
+    def send(self, data: bytes) -> None:
+        """What the client sent."""
+        if not self.ended.done():
+            self.transport.write(data)
 
     def hold(self, held: bool) -> None:
         """The client takes less than the engine sends, or as much again."""
