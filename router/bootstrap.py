@@ -27,7 +27,7 @@ class Bootstrap:
         upstream = Upstream(url, self._timeouts)
         try:
             response = await upstream.send(b"GET", b"/query", [], b"", first_byte_s=_ANSWER_S)
-            said = orjson.loads(await response.read(_MAX_BYTES))
+            said = orjson.loads(await response.read(_MAX_BYTES, stall_s=_ANSWER_S))
             ids = {(url, int(rank)): str(entry["engine_id"]) for rank, entry in said.items()}
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise UpstreamError("protocol", True, f"{url}/query: not a Mooncake bootstrap server's answer") from error

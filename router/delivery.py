@@ -13,7 +13,7 @@ from deepinfer_router.http_headers import end_to_end
 from deepinfer_router.journey import Journey
 from deepinfer_router.lease import Lease
 from deepinfer_router.relay import Outcome, relay
-from deepinfer_router.sse import EventSplitter
+from deepinfer_router.sse import EventSplitter, EventTooLong
 from deepinfer_router.transcript import Transcript
 from deepinfer_router.upstreams import Upstreams
 from deepinfer_router.usage import MARK, with_cached
@@ -136,7 +136,7 @@ class Delivery:
 
     async def _whole(self, journey: Journey, response: UpstreamResponse) -> Outcome:
         try:
-            body = await response.read(1 << 30)
+            body = await response.read(1 << 30, stall_s=self._config.stall_of(journey.request.work.model))
         except UpstreamError as error:
             return "stalled" if error.kind == "timeout" else "upstream_lost"
         if journey.cached_tokens is not None:
@@ -173,6 +173,8 @@ class Delivery:
                     return "client_gone"
         except UpstreamError as error:
             return "stalled" if error.kind == "timeout" else "upstream_lost"
+        except EventTooLong:
+            return "upstream_lost"
         if transcript is not None and not transcript.done:
             return "upstream_lost"
         if not exchange.started:

@@ -119,7 +119,7 @@ class Disaggregated:
         patience = self._delivery.prefill_patience(journey, self._clock(), predicted_s)
         response = await ask(self._upstreams, lease, exchange.method, exchange.path, journey.headers, body, patience)
         try:
-            said = await response.read(_MAX_ANSWER_BYTES)
+            said = await response.read(_MAX_ANSWER_BYTES, stall_s=patience)
         except UpstreamError as error:
             raise HopFailed(lease.target.engine, error.kind, error.message) from error
         return Answer(response.status, end_to_end(response.headers), said)

@@ -99,7 +99,7 @@ class Encoding:
         headers = [*(h for h in journey.headers if h[0] != b"content-type"), (b"content-type", b"application/json")]
         response = await ask(self._upstreams, lease, exchange.method, exchange.path, headers, body, self._patience_s)
         try:
-            said = await response.read(_MAX_BYTES)
+            said = await response.read(_MAX_BYTES, stall_s=self._patience_s)
         except UpstreamError as error:
             raise HopFailed(engine, error.kind, error.message) from error
         if response.status >= 400:  # an image that no engine can read: the prompt's engine says so

@@ -1,5 +1,6 @@
 """From a client's request to its answer."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +18,7 @@ from deepinfer_router.failover import Failover
 from deepinfer_router.failure_config import FailureConfig
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import HopFailed
+from deepinfer_router.http_server import STOPPING
 from deepinfer_router.journey import Journey
 from deepinfer_router.observer import Observer
 from deepinfer_router.placement import Placed, Placer, give_back
@@ -81,6 +83,10 @@ class Flow:
             await self._serve(journey)
         except Refusal as refusal:
             self._refuse(exchange, request.api if request else api_of(exchange.method, exchange.route), refusal)
+        except asyncio.CancelledError:
+            if journey is not None and exchange.started and not exchange.closed and not exchange.ended:
+                self._delivery.break_off(journey, "shutting_down", STOPPING)
+            raise
         finally:
             if request is not None:
                 request.release()

@@ -81,7 +81,7 @@ async def ask(
         judged = verdict(response.status)
         if judged is Verdict.REJECTED:
             return response
-        said = await response.read(MAX_ERROR_BYTES)
+        said = await response.read(MAX_ERROR_BYTES, stall_s=first_byte_s)
     except UpstreamError as error:
         raise HopFailed(engine, error.kind, error.message, sent=error.sent) from error
     kind = "pressure" if judged is Verdict.PRESSURE else "status"

@@ -84,11 +84,11 @@ class UpstreamResponse:
         if not self.complete and self.error is None:
             self.connection.lose(UpstreamError("reset", True, "cancelled by the router"), quietly=True)
 
-    async def read(self, limit: int) -> bytes:
-        """The whole body, at most `limit` bytes. Raises UpstreamError."""
+    async def read(self, limit: int, *, stall_s: float | None = None) -> bytes:
+        """The whole body, at most `limit` bytes. Raises UpstreamError: also if a piece takes longer than `stall_s`."""
         pieces: list[bytes] = []
         size = 0
-        async for piece in self:
+        async for piece in self.pieces(first_data_s=stall_s, stall_s=stall_s):
             size += len(piece)
             if size > limit:
                 self.cancel()

@@ -12,9 +12,12 @@ from deepinfer_router.exchange import Exchange, Handler
 from deepinfer_router.http_coding import decoded
 from deepinfer_router.http_config import Limits
 from deepinfer_router.listen import listening_socket
-from deepinfer_router.server_connection import ServerConnection
+from deepinfer_router.server_connection import LINGER_S, ServerConnection
 
 _log = logging.getLogger(__name__)
+
+
+STOPPING = "the router stops before the end of this answer; ask again"
 
 
 class HttpServer:
@@ -64,14 +67,19 @@ class HttpServer:
         while self.connections and self.loop.time() < end:
             await asyncio.sleep(0.02)
         left = list(self.connections)
+        for task in list(self.tasks):
+            task.cancel()  # whoever has a client may tell it
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=1.0)
         for connection in left:
+            connection.close()
+        end = self.loop.time() + LINGER_S
+        while self.connections and self.loop.time() < end:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
             connection.abort()
         while self.connections:
             await asyncio.sleep(0)
-        for task in list(self.tasks):
-            task.cancel()
-        if self.tasks:
-            await asyncio.wait(self.tasks, timeout=1.0)
         return len(left)
 
     async def run(self, exchange: Exchange, coding: bytes | None) -> None:
@@ -83,6 +91,10 @@ class HttpServer:
             await self.handler(exchange)
         except Refusal as refusal:
             _fail(exchange, refusal)
+        except asyncio.CancelledError:
+            if not exchange.closed and not exchange.ended:  # by `drain`
+                _fail(exchange, Refusal(503, "shutting_down", STOPPING, retry_after_s=1))
+            raise
         except Exception:
             _log.exception("%s %s", exchange.method, exchange.route)
             _fail(exchange, Refusal(500, "internal_error", "the router failed on this request; its log says why"))

@@ -91,7 +91,7 @@ class Resuming:
     def _why_not(self, journey: Journey) -> str:
         request, transcript = journey.request, journey.transcript
         if transcript is None:
-            return request.why_not_resumable or "off"
+            return request.why_not_resumable or ("off" if request.api.kind in KINDS else "api")
         if journey.resumes >= self._config.max_resumes:
             return "too_often"
         shows_ids = bool(request.fields.get("return_token_ids"))
@@ -129,7 +129,7 @@ class Resuming:
             if response.status != 200:
                 response.cancel()
                 return None
-            text = orjson.loads(await response.read(1 << 26)).get("prompt")
+            text = orjson.loads(await response.read(1 << 26, stall_s=_DETOKENIZE_S)).get("prompt")
         except (HopFailed, UpstreamError, orjson.JSONDecodeError, AttributeError):
             return None
         return text if isinstance(text, str) else None

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _CONNECTIONS = gauge("client_connections", "Open connections of clients.").labels()
 _BUFFERED = gauge("request_buffered_bytes", "Of bodies of requests that took more than one read.").labels()
 REFUSED = counter("http_refused", "Requests refused before they were whole, by why.", "reason")
-_LINGER_S = 2.0
+LINGER_S = 2.0
 """How long a refused client may go on sending before its connection is reset, so that it reads the answer first."""
 _AHEAD_BYTES = 64 << 10
 """Requests that a client may send before the one that is being answered is."""
@@ -145,7 +145,7 @@ class ServerConnection(asyncio.Protocol):
             self.deadline = NEVER
             self._exchange.pause(False)
         elif self._ending:
-            self.deadline = self._server.deadlines.now + _LINGER_S
+            self.deadline = self._server.deadlines.now + LINGER_S
         elif self._request is not None:
             self.deadline = self._server.deadlines.now + self._server.limits.body_timeout_s
         else:
@@ -159,7 +159,7 @@ class ServerConnection(asyncio.Protocol):
         if 0 < unsent < self._unsent_bytes:
             self._await_reader()  # slowly, but it reads
             return
-        self.deadline = now + _LINGER_S
+        self.deadline = now + LINGER_S
         if self._exchange is not None or self._paused or self._ending:
             self._transport.abort()
         elif self._request is not None:
@@ -203,6 +203,11 @@ class ServerConnection(asyncio.Protocol):
         if self._exchange is None and self._request is None and not self._buffer:
             self._ending = True
             self._transport.close()
+
+    def close(self) -> None:
+        """Once what was written is sent."""
+        self._ending = True
+        self._transport.close()
 
     def abort(self) -> None:
         """At once."""
@@ -351,7 +356,7 @@ class ServerConnection(asyncio.Protocol):
         self._request = None
         self._buffer = b""
         self._count_buffered(-self._buffered)
-        self.deadline = self._server.loop.time() + _LINGER_S
+        self.deadline = self._server.loop.time() + LINGER_S
         status, headers, body = render(refusal, OTHER)
         lines = [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))

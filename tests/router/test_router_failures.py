@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from routed import LONG, Routed, routed, run, until
+from routed import LONG, Routed, read_reply, routed, run, until
 from scripted_engine import Act, Engine, answer, broken, generates, in_turn, prefilled, streamed
 from scripted_stream import stream, told
 
@@ -278,6 +278,31 @@ def test_a_draining_engine_ends_what_it_has(streams: bool) -> None:
             replies = await asyncio.gather(*(router.ask(stream=streams) for _ in range(4)), first)
             assert {text_of(reply.body, streams) for reply in replies} == {TEXT}
             assert sorted(len(engine.asked) for engine in router.engines) == [1, 4]
+            await router.settled()
+
+    run(main)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_router_that_stops_tells_those_that_wait(layout: Layout, begun: bool) -> None:
+    """After the time for draining: an error event in a stream, a 503 before it."""
+
+    async def main() -> None:
+        act = generates(IDS, until=3, then="stall") if begun else broken("stall")
+        async with layout([act, act]) as router:
+            reader, writer = await router.send(**layout.fields(stream=True))
+            engines = layout.answering(router)
+            await until(lambda: any(engine.asked for engine in engines))
+            if begun:
+                await until(lambda: any(target.held_tokens for target in router.targets))
+            draining = asyncio.create_task(router.server.drain(0.1))
+            reply = await read_reply(reader)
+            assert reply.error["code"] == "shutting_down"
+            assert (reply.status, reply.whole) == ((200, False) if begun else (503, True))
+            assert b"[DONE]" not in reply.body
+            assert await draining == 1
+            writer.close()
+            await until(lambda: [asked for engine in engines for asked in engine.asked][0].left)
             await router.settled()
 
     run(main)
