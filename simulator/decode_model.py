@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer_router.work import Work
+from deepinfer_simulator.baselines_prefix import TraceWork
 from deepinfer_simulator.decode_views import Loads, Views
 from deepinfer_simulator.policy import Policy
 from deepinfer_simulator.traces import TraceRequest
@@ -71,7 +71,9 @@ def decode(
     kv: Loads = np.zeros(ranks, dtype=np.int64)
     ends: dict[int, list[tuple[int, Any, int]]] = {}
     output = sum(request.output_tokens for request in requests) / len(requests)
-    works = [Work(prompt_tokens=r.input_tokens, max_tokens=None, expected_output=round(output)) for r in requests]
+    works = [
+        TraceWork(prompt_tokens=r.input_tokens, expected_output=round(output), elements=r.blocks) for r in requests
+    ]
     now, finished, unplaced, vacant = 0.0, 0, 0, per_rank * ranks
     warm = steps // 3
     sums = np.zeros(5)

@@ -20,6 +20,7 @@ from deepinfer_vllm.cli import (
     kvstore_rebuild,
     mock_engine,
     router,
+    simulate,
 )
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ kvstore.app.command()(kvstore_rebuild.rebuild)
 app.add_typer(kvstore.app)
 app.command("router")(router.router)
 app.command("mock-engine")(mock_engine.mock_engine)
+app.add_typer(simulate.app)
 app.command("demo")(demo.demo)
 
 
