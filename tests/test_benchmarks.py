@@ -17,6 +17,7 @@ SCRIPTS = [
     "load_memory.py",
     "model.py",
     "router.py",
+    "router_policies.py",
     "runner_v2.py",
 ]
 
@@ -47,6 +48,7 @@ def test_help_has_an_example(script: str) -> None:
         (["kvstore_engine.py", "--decode-tokens", "1"], "--decode-tokens 1: must be at least 2"),
         (["router.py", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["router.py", "--vllm-router", "/no/such/program"], "no such file"),
+        (["router_policies.py", "--seconds", "60"], "--seconds 60: must be at least 120"),
         (["load_memory.py", "--scratch", "/no/such/directory"], "no such directory"),
     ],
 )
