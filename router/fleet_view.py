@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the supervisor, which adds views up, does without the fleet
     from deepinfer_router.fleet import Fleet
+    from deepinfer_router.target import Target
 
 Row = dict[str, Any]
 _ADDED = ("active", "kv_tokens", "pending_seconds")
@@ -20,21 +21,23 @@ def engines_of(fleet: "Fleet") -> list[Row]:
             "state": str(engine.state),
             "roles": sorted(engine.roles),
             "models": list(engine.models),
-            "ranks": [
-                {
-                    "rank": target.rank,
-                    "active": target.own.active,
-                    "kv_tokens": target.own.kv_tokens,
-                    "pending_seconds": target.own.pending_seconds,
-                    "strangers": target.strangers.active,
-                    "strangers_kv_tokens": target.strangers.kv_tokens,
-                    "capacity_tokens": target.capacity_tokens,
-                }
-                for target in engine.targets
-            ],
+            "ranks": [_rank(target) for target in engine.targets],
         }
         for engine in fleet.engines.values()
     ]
+
+
+def _rank(target: "Target") -> Row:
+    own = target.own  # computed anew each time
+    return {
+        "rank": target.rank,
+        "active": own.active,
+        "kv_tokens": own.kv_tokens,
+        "pending_seconds": own.pending_seconds,
+        "strangers": target.strangers.active,
+        "strangers_kv_tokens": target.strangers.kv_tokens,
+        "capacity_tokens": target.capacity_tokens,
+    }
 
 
 def merged_engines(views: Iterable[list[Row]]) -> list[Row]:

@@ -69,7 +69,7 @@ class Supervisor:
         self._ready_gauge, self._other_gauge = workers.labels("ready"), workers.labels("not_ready")
 
     def run(self) -> int:
-        """Until SIGTERM or SIGINT and the end of all requests, or a first worker that cannot start; the exit code."""
+        """Until SIGTERM or SIGINT and the end of all requests, or until workers could not be started; the exit code."""
         self._poller.on_signal(SIGTERM, self.drain)
         self._poller.on_signal(SIGINT, self.drain)
         self._poller.on_signal(SIGHUP, self.reload)
@@ -266,6 +266,11 @@ class Supervisor:
     def _again(self, index: int) -> None:
         failures = self._failures.get(index, 0)
         self._failures[index] = failures + 1
+        if not self._was_ready and failures >= ENOUGH_FAILURES:
+            say(f"worker {index} has ended {failures + 1} times before it served: given up")
+            self._exit_code = 1
+            self._end_all()
+            return
         self._poller.later(min(FIRST_BACKOFF_S * 2**failures, MOST_BACKOFF_S), lambda: self._start(index))
 
     def _tick(self) -> None:
