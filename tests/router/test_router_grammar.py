@@ -147,6 +147,8 @@ def test_nesting_is_bounded_as_in_vllm() -> None:
         ("regex", "(", "refused", "refused"),
         ("regex", "(?=a)b", "refused", "refused"),
         ("regex", "[^]", "unread", "refused"),
+        ("regex", r"[\1]", "unread", "refused"),
+        ("regex", "[^](])", "unread", "refused"),  # two classes, or one and a group
         ("regex", r"\q", "unread", "refused"),
         ("grammar", 'root ::= "a" b\nb ::= "c"', "ok", "ok"),
         ("grammar", 'start: "a"', "ok", "ok"),

@@ -56,8 +56,9 @@ def around(inner: Any) -> Any:
 SCHEMAS = st.recursive(GOOD | st.builds(lambda fault: {fault[0]: fault[1]}, FAULTS), around, max_leaves=6).filter(
     lambda schema: isinstance(schema, dict)
 )
-PIECES = [*"ab()[]{}*+?|^$.,-1\\", "\\d", "\\b", "{2,1}", "{3}", "[z-a]", "[^", "(?:", "(?=", "(?i)", "[a-z]", "\\1"]
-REGEXES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=7).map("".join)
+WHOLE = ["{2,1}", "{3}", "[z-a]", "[^", "(?:", "(?=", "(?i)", "(?x)", "(?P<n>", "[a-z]", "[[:alpha:]]"]
+PIECES = [*"ab()[]{}*+?|^$.,-1\\&#", "\\d", "\\b", "\\1", "\\]", "\\[", "\\(", *WHOLE]
+REGEXES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=10).map("".join)
 WORDS = st.sampled_from(
     ["root", "a", "b", "::=", '"x"', "|", "(", ")", "*", "[a-z]", "\n", "start:", "'y'", "{2}", "Tag", "#"]
 )
