@@ -29,6 +29,10 @@ class Upstream:
     def __init__(self, url: str, timeouts: Timeouts | None = None, tls: EngineTls | None = None) -> None:
         """`url`: http://host[:port] or https://. Raises RouterConfigError."""
         parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise RouterConfigError(f"engine {url!r}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
             raise RouterConfigError(f"engine {url!r}: http://host:port or https://host:port is needed")
         self.url = url
@@ -37,7 +41,7 @@ class Upstream:
         self.timeouts = timeouts or Timeouts()
         self._host = parts.hostname
         self._secure = parts.scheme == "https"
-        self._port = parts.port or (443 if self._secure else 80)
+        self._port = port or (443 if self._secure else 80)
         self._tls: ssl.SSLContext | None = (tls or EngineTls()).context() if self._secure else None
         self._server_name = (tls.server_name if tls else None) or parts.hostname
         self._host_line = b" HTTP/1.1\r\nhost: " + parts.netloc.rpartition("@")[2].encode() + b"\r\n"
@@ -120,10 +124,11 @@ class Upstream:
     # the connections'
 
     def opened(self, connection: EngineConnection) -> None:
-        """It is there."""
+        """It is there, idle until a request is sent: whoever opened it may have been cancelled meanwhile."""
         _OPENED.inc()
         self._open.add(connection)
         self.deadlines.watch(connection)
+        connection.deadline = self.deadlines.now + self.timeouts.idle_s
 
     def ended(self, connection: EngineConnection) -> None:
         """It is no more."""

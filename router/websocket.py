@@ -51,6 +51,8 @@ class _Engine(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(Transport, transport)
+        if self._exchange.closed:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._exchange.write_raw(data)

@@ -22,6 +22,7 @@ from router_http_case import (
     until,
 )
 
+from deepinfer_router.engine_connection import EngineConnection
 from deepinfer_router.exchange import Exchange
 from deepinfer_router.http_client import UpstreamError
 from deepinfer_router.http_config import Limits, Timeouts
@@ -292,6 +293,17 @@ def test_a_client_that_reads_slowly_is_not_left() -> None:
         client.close()
 
     case(run, limits=Limits(write_stall_s=0.5))
+
+
+def test_a_connection_that_nobody_uses_is_closed() -> None:
+    """Its task was cancelled as it was made."""
+
+    async def run(proxy: Proxy) -> None:
+        await proxy.upstream.open(lambda: EngineConnection(proxy.upstream))
+        assert proxy.upstream.connections == 1
+        await until(lambda: proxy.upstream.connections == 0)
+
+    case(run, timeouts=Timeouts(idle_s=0.1))
 
 
 def test_a_cancelled_wait_closes_no_connection_that_is_another_s() -> None:
