@@ -72,6 +72,10 @@ class ServerTls(_Section):
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Certificate and key of `context` are read again, for connections from now on. Raises RouterConfigError."""
+        _load_chain(context, "http.tls", self.certificate, self.key)
+
 
 class EngineTls(_Section):
     """TLS towards engines whose URL is https://."""

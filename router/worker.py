@@ -44,6 +44,7 @@ class Worker:
 
     def __init__(self, boot: Message, channel: socket.socket, make: Callable[[RouterConfig], Application]) -> None:
         """`boot`: the supervisor's `start`. `make` builds the application, in the running loop."""
+        self.index: int = boot["index"]
         self._boot = boot
         self._channel = channel
         self._make = make
@@ -80,8 +81,9 @@ class Worker:
         self._early = None
         await app.start()
         try:
-            tls = config.http.tls.context() if config.http.tls else None
-            self._server = server = HttpServer(app.handle, config.http.limits, tls)
+            self._tls = config.http.tls
+            self._context = self._tls.context() if self._tls else None
+            self._server = server = HttpServer(app.handle, config.http.limits, self._context)
             host, port = self._boot["listen"]
             await server.listen(host, port, reuse_port=True)
             loop.add_signal_handler(signal.SIGTERM, self._ending.set)
@@ -121,6 +123,8 @@ class Worker:
             self._sets.drain(message["engine"], message["on"])
         elif operation == "reopen":
             self._app.reopen()
+            if self._tls and self._context:
+                self._tls.renew(self._context)
         elif operation == "apply":
             self._app.reload(pickle.loads(message["config"]))
 
@@ -158,6 +162,8 @@ class _Link(asyncio.Protocol):
         for message in self._frames.feed(data):
             try:
                 self._worker.told(message)
+            except RouterConfigError as error:
+                self.send({"op": "refused", "line": f"worker {self._worker.index}: {error}"})
             except Exception as error:
                 _log.exception("told by the supervisor: %s", message["op"])
                 self.send({"op": "refused", "line": f"{message['op']} failed in a worker: {error!r}"})

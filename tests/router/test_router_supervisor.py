@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import ssl
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -255,3 +257,34 @@ def test_readiness_wants_an_engine_and_a_worker(tmp_path: Path) -> None:
         (tmp_path / "engines.yaml").write_text("[http://127.0.0.1:5]")
         until(lambda: router.get("/ready", admin=True) == (200, "ready\n"))
         assert counted(router, "discovery_engines") == 1
+
+
+def certificate(directory: Path, name: str) -> None:
+    """A new one in the files that the router reads."""
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
+    files = ["-keyout", "new.key", "-out", "new.pem"]
+    subprocess.run(["openssl", "req", "-x509", *new, *files], cwd=directory, check=True, capture_output=True)
+    for kind in ("key", "pem"):
+        os.replace(directory / f"new.{kind}", directory / f"server.{kind}")
+
+
+def shown(port: int) -> bytes:
+    """The certificate that a client is shown."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain, context.wrap_socket(plain) as client:
+        return client.getpeercert(binary_form=True) or b""
+
+
+def test_sighup_takes_up_a_new_certificate(tmp_path: Path) -> None:
+    certificate(tmp_path, "one")
+    tls = {"certificate": str(tmp_path / "server.pem"), "key": str(tmp_path / "server.key")}
+    with RouterProcess.supervisor(boot(tmp_path, **{"http.tls": tls}), tmp_path) as router:
+        first = until(lambda: shown(router.port))
+        certificate(tmp_path, "two")
+        router.signal(signal.SIGHUP)
+        second = until(lambda: (found := shown(router.port)) != first and found)
+        (tmp_path / "server.pem").write_text("torn")
+        router.signal(signal.SIGHUP)
+        router.said("worker 0: http.tls: certificate ")
+        assert shown(router.port) == second
