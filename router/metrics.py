@@ -6,8 +6,9 @@ A module makes its families once, at import, and keeps the children that it coun
     chat_ok = REQUESTS.labels("chat", "200")
     chat_ok.inc()
 
-A family without labels has one child, `family.labels()`. Not thread-safe: for the event loop's thread. A worker's
-families travel to the supervisor as a `Snapshot`, which `exposition` adds up and writes for Prometheus.
+A family without labels has one child, `family.labels()`. For the event loop's thread; a snapshot may be taken on
+another. A worker's families travel to the supervisor as a `Snapshot`, which `exposition` adds up and writes for
+Prometheus.
 """
 
 import re
@@ -150,7 +151,7 @@ class Family(Generic[ChildT]):
         """Itself and its children."""
         return {
             **self.describe(),
-            "children": [[list(values), child.state()] for values, child in self._children.items()],
+            "children": [[list(values), child.state()] for values, child in list(self._children.items())],
         }
 
     def describe(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Supervisor:
         self._found = self.registry.gauge("discovery_engines", "Engines that a source knows.", "source")
         self._engine_gauges = EngineGauges(self.registry)
         self._autoscale = Autoscale(Limits(**boot.autoscale), self.registry) if boot.autoscale else None
-        self._scaling = Lock()
+        self._looking = Lock()
         workers = self.registry.gauge("workers", "Worker processes by state.", "state")
         self._ready_gauge, self._other_gauge = workers.labels("ready"), workers.labels("not_ready")
 
@@ -169,18 +169,19 @@ class Supervisor:
             return {}
         said = [report["status"] for report in reports if "status" in report]
         engines = merged_engines(report["engines"] for report in reports if "engines" in report)
-        with self._scaling:
+        with self._looking:
             return self._autoscale.update(engines, said, monotonic())
 
     def metrics(self) -> Snapshot:
         """Of all workers, those that died included, and of itself. From any thread."""
-        reports = self.reports()
-        ready = sum(report["ready"] for report in reports)
-        self._ready_gauge.set(ready)
-        self._other_gauge.set(self.boot.workers - ready)
-        self._engine_gauges.show(merged_engines(report["engines"] for report in reports if "engines" in report))
-        living = [report["metrics"] for report in reports if "metrics" in report]
-        return merge([*living, self._buried, self.registry.snapshot()])
+        with self._looking:
+            reports = self.reports()
+            ready = sum(report["ready"] for report in reports)
+            self._ready_gauge.set(ready)
+            self._other_gauge.set(self.boot.workers - ready)
+            self._engine_gauges.show(merged_engines(report["engines"] for report in reports if "engines" in report))
+            living = [report["metrics"] for report in reports if "metrics" in report]
+            return merge([*living, self._buried, self.registry.snapshot()])
 
     # --- workers
 

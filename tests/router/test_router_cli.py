@@ -105,9 +105,13 @@ def test_check_says_which_mode_it_is(arguments: list[str], summary: str, tmp_pat
     assert done.stdout == f"router: {summary}no API keys; encoding by engine\n"
 
 
-def test_with_nothing_but_engines_it_serves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", [False, True])
+def test_with_nothing_but_engines_it_serves(tmp_path: Path, store: bool) -> None:
+    """With a store that nobody serves, too: ai-dynamo/dynamo#10580, readiness does not wait for what is only faster."""
+    (tmp_path / "router.yaml").write_text(json.dumps({"store": {"socket": str(tmp_path / "nobody")}} if store else {}))
     with mock_engines_in_thread(2) as engines:
         arguments = ["--engines", ",".join(engine.url for engine in engines), "--listen", "127.0.0.1:0"]
+        arguments += ["--config", "router.yaml"] if store else []
         with RouterProcess([*DEEPINFER, "router", *arguments, "--admin", "127.0.0.1:0"], tmp_path) as router:
             body = {"model": "mock", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
             request = Request(
