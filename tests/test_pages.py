@@ -24,12 +24,23 @@ def test_every_file_about_checkpoints_has_its_row(root: Path) -> None:
     assert {*named} == {file.name for file in directory.glob("*.py")} - {"__init__.py"}
 
 
-@pytest.mark.parametrize("directory", ["kvstore", "deepinfer_vllm/kv_connector"])
-def test_every_file_of_the_store_has_one_row(root: Path, directory: str) -> None:
-    section = (root / "docs/kvstore.md").read_text().split(f"In `{directory}/`:")[1].split("\nIn `")[0]
+PAGE_OF = {
+    "kvstore": "kvstore",
+    "deepinfer_vllm/kv_connector": "kvstore",
+    "router": "router",
+    "costmodel": "router",
+    "simulator": "router",
+}
+
+
+@pytest.mark.parametrize("directory", PAGE_OF)
+def test_every_file_has_one_row(root: Path, directory: str) -> None:
+    page = (root / f"docs/{PAGE_OF[directory]}.md").read_text()
+    section = page.split(f"In `{directory}/`:")[1].split("\nIn `")[0]
     patterns = re.findall(r"`([a-z0-9_*]+\.py)`", section)
     named = [file.name for pattern in patterns for file in (root / directory).glob(pattern)]
     assert sorted(named) == sorted({file.name for file in (root / directory).glob("*.py")} - {"__init__.py"})
+    assert [pattern for pattern in patterns if not list((root / directory).glob(pattern))] == []
 
 
 def test_every_option_of_the_connector_is_on_its_page(root: Path) -> None:
