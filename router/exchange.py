@@ -79,7 +79,7 @@ class Exchange:
         self.peer = peer
         """Address, without a port; empty over a unix socket."""
         self.upgrade = upgrade
-        """Protocol that the client asks to change to, in lower case: b"websocket"."""
+        """b"websocket": what the client asks to change to."""
         self.closed = False
         """The client has gone, or the connection was aborted."""
         self.status = 0

@@ -107,9 +107,10 @@ class Request:
         raise _bad(f"target {url[:80]!r}: a path is read, such as /v1/chat/completions")
 
     def upgrade(self) -> bytes | None:
-        """Protocol that it asks to change to, in lower case."""
+        """b"websocket", if it asks to change to that. Other changes (h2c) are declined by answering as usual."""
         names = [name.strip() for name in self.framing.get(b"connection", b"").lower().split(b",")]
-        return self.framing[b"upgrade"].lower() if b"upgrade" in names and not self.http_1_0 else None
+        asks = b"upgrade" in names and self.method == b"GET" and self.length == 0 and not self.http_1_0
+        return b"websocket" if asks and self.framing[b"upgrade"].lower() == b"websocket" else None
 
     def _feed_chunks(self, data: bytes) -> bytes | None:
         self._fed_bytes += len(data)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from router_http_case import WAIT_S, Proxy, Reader, Writer, ask, case, read_answer, request
 
 from deepinfer_router.errors import Refusal
+from deepinfer_router.exchange import Exchange
 from deepinfer_router.http_config import Limits
 from deepinfer_router.http_request import END, Request
 
@@ -272,6 +273,13 @@ def test_a_change_to_http_2_is_declined_by_answering(body: bytes) -> None:
     """Java's client asks for it with every first request, and sends its body in HTTP/1.1."""
 
     async def run(proxy: Proxy) -> None:
+        relaying = proxy.server.handler
+
+        async def handler(exchange: Exchange) -> None:
+            assert exchange.upgrade is None
+            await relaying(exchange)
+
+        proxy.server.handler = handler
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         for _ in range(2):
             writer.write(POST + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: x\r\n" + body)
