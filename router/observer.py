@@ -41,7 +41,6 @@ class Observer:
 
             self._export = trace_export.TraceExport(tracing)
         self._sampler = Sampler(tracing.sample_ratio)
-        self._traces: dict[int, Trace] = {}
         self._requests: dict[tuple[Api, int], Counter] = {}
         self._durations: dict[Api, tuple[Histogram, Histogram]] = {}
         self._prompts = PROMPT_TOKENS.labels()
