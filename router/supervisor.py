@@ -28,6 +28,8 @@ from deepinfer_router.worker_process import WorkerProcess
 REPORT_INTERVAL_S = 2.0
 FIRST_BACKOFF_S = 0.1
 MOST_BACKOFF_S = 10.0
+START_S = 120.0
+"""A worker that loads and has a first look at its engines may be silent for so long."""
 SETTLED_S = 30.0
 """A worker that lived so long is restarted at once when it dies."""
 ENOUGH_FAILURES = 5
@@ -277,8 +279,9 @@ class Supervisor:
     def _tick(self) -> None:
         now = monotonic()
         for worker in self._workers.values():
-            if now - worker.heard_at > self.boot.hung_s and not self.draining:
-                say(f"worker {worker.index} (pid {worker.pid}) has not answered for {self.boot.hung_s:g} s: killed")
+            patience_s = self.boot.hung_s if worker.ready else max(self.boot.hung_s, START_S)
+            if now - worker.heard_at > patience_s and not self.draining:
+                say(f"worker {worker.index} (pid {worker.pid}) has not answered for {patience_s:g} s: killed")
                 self._hung.inc()
                 worker.kill()
         self._tell({"op": "report"}, only_ready=True)

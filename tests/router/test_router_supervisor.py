@@ -150,13 +150,13 @@ def test_a_second_sigterm_does_not_wait(pair: RouterProcess) -> None:
 
 def test_a_stuck_loop_fails_neither_health_nor_metrics_and_is_replaced(tmp_path: Path) -> None:
     """vllm-project/production-stack#431: liveness must not starve behind requests."""
-    with RouterProcess.supervisor(boot(tmp_path, **{"process.hung_s": 4.0}), tmp_path) as router:
+    with RouterProcess.supervisor(boot(tmp_path, **{"process.hung_s": 6.0}), tmp_path) as router:
         (pid,) = until(lambda: worker_pids(router))
         connection = HTTPConnection("127.0.0.1", router.port)
         connection.request("GET", "/spin")
         assert router.get("/health", admin=True) == (200, "ok\n")
         assert counted(router, "workers") == 1
-        router.said(f"(pid {pid}) has not answered for 4 s: killed")
+        router.said(f"(pid {pid}) has not answered for 6 s: killed")
         until(lambda: worker_pids(router) - {pid})
         assert counted(router, "worker_hung_total") == 1
         connection.close()
