@@ -39,7 +39,7 @@ KILL_AFTER_S = 5.0
 
 
 class Supervisor:
-    """Workers and what they are told. All but `reports` on the poller's thread."""
+    """Workers and what they are told. On the poller's thread, where nothing else is said."""
 
     def __init__(self, boot: Boot, poller: Poller) -> None:
         self.boot = boot
