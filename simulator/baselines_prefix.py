@@ -28,8 +28,6 @@ class PrefixTree:
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, Hashable], int] = {}  # (parent, element) -> node; the root is 0
         self._holders: list[set[int]] = [set()]
-        self.sizes: dict[int, int] = {}
-        """Elements held, by target: its part of the tree."""
 
     def insert(self, elements: Sequence[Hashable], target: int) -> None:
         """`target` has got these."""
@@ -40,9 +38,7 @@ class PrefixTree:
             if not node:
                 node = self._nodes[key] = len(self._holders)
                 self._holders.append(set())
-            if target not in self._holders[node]:
-                self._holders[node].add(target)
-                self.sizes[target] = self.sizes.get(target, 0) + 1
+            self._holders[node].add(target)
 
     def longest(self, elements: Sequence[Hashable]) -> tuple[int, set[int]]:
         """Elements of the longest prefix that any target has, and who has it."""
@@ -70,7 +66,8 @@ class CacheAware:
     """vllm-project/router's `cache_aware`, with the defaults of its 0.1.17.
 
     Where loads differ by more than `absolute` and by `relative`: the least requests. Else the target that has most of
-    the prompt, if it has more than `threshold` of it; else the one that has the least at all.
+    the prompt, if it has more than `threshold` of it; else again the least requests, the first of equals. (Its page
+    says "the smallest tree" for the last; a test looks at what 0.1.17 does.)
     """
 
     def __init__(self, threshold: float = 0.3, absolute: int = 64, relative: float = 1.5) -> None:
@@ -83,15 +80,11 @@ class CacheAware:
         elements = _elements(work)
         counts = [target.active for target in targets]
         most, fewest = max(counts), min(counts)
-        if most - fewest > self._absolute and most > self._relative * fewest:
-            chosen, reason = counts.index(fewest), "imbalanced"
-        else:
+        chosen, reason = counts.index(fewest), "least requests"
+        if not (most - fewest > self._absolute and most > self._relative * fewest):
             matched, holders = self._tree.longest(elements)
             if matched > self._threshold * len(elements):
                 chosen, reason = min(holders), "prefix"
-            else:
-                sizes = [self._tree.sizes.get(index, 0) for index in range(len(targets))]
-                chosen, reason = sizes.index(min(sizes)), "smallest"
         self._tree.insert(elements, chosen)
         return Pick(targets[chosen], reason)
 
