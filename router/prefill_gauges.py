@@ -22,7 +22,7 @@ def publish(policy: PrefillPolicy) -> Callable[[], None]:
         for (models, grouped), pool in policy.pools.items():
             name = ",".join(models) + ("" if grouped else " whole")
             _MOVES.labels(name).set(pool.moves)
-            _FROZEN.labels(name).set(pool.frozen)
+            _FROZEN.labels(name).set(float(pool.frozen))
             for group, engines, demand in zip(policy.groups, pool.counts(), pool.demand, strict=True):
                 _ENGINES.labels(name, group).set(engines)
                 _DEMAND.labels(name, group).set(demand)
