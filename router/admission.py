@@ -16,6 +16,7 @@ from deepinfer_router.work import Work
 PlacedT = TypeVar("PlacedT")
 
 _TENANTS = 4  # the first of so many are tried in each lane when something has room
+_PATIENCE = 3.0  # times its own cost a request may wait
 _SHOWN = 100
 _PLACED_AT_ONCE = 64
 _TICK_S = 0.25  # what waits is tried again this often, should nobody say that there is room
@@ -127,7 +128,7 @@ class Admission:
         lane = self._lane(work)
         entry = self._queue.push(work.tenant, lane, work.priority, cost_s, waiter)
         self._in_lane[lane] += 1
-        until = now + self._config.max_wait_s
+        until = now + max(self._config.max_wait_s, _PATIENCE * cost_s)
         if work.deadline is not None and work.deadline < until:
             waiter.timer = loop.call_at(work.deadline, self._refuse, entry, _too_late())
         else:
@@ -215,9 +216,8 @@ class Admission:
 
     def _waited_too_long(self, entry: Entry[_Waiter]) -> None:
         seconds = self._retry_after(entry.tenant, 0.0)
-        message = (
-            f"no engine had room within {self._config.max_wait_s:g} s (admission.max_wait_s); try again in {seconds} s"
-        )
+        waited_s = asyncio.get_running_loop().time() - entry.item.since
+        message = f"no engine had room within {waited_s:.3g} s (admission.max_wait_s); try again in {seconds} s"
         self._refuse(entry, Refusal(429, "queue_timeout", message, retry_after_s=seconds))
 
     def _refusal(self, work: Work, cost_s: float, now: float) -> Refusal | None:

@@ -14,7 +14,10 @@ class AdmissionConfig(BaseModel):
         3600.0, gt=0, description="Seconds of predicted prefill that may wait, all requests together; more are a 429."
     )
     max_wait_s: float = Field(
-        30.0, gt=0, le=3600, description="After waiting so long a request is answered 429, its own deadline apart."
+        30.0,
+        gt=0,
+        le=3600,
+        description="After waiting so long, and three times what its own prefill takes, a request is answered 429.",
     )
     hold_after_s: float = Field(
         10.0,

@@ -132,10 +132,10 @@ class PrefillPolicy:
             elif other := self._idle(below, work, rng):
                 target, reason = other, "overflow_idle"
         left = target.prefill_left(now)
-        if self._max_pending_s < left and not work.excluded:
-            return None
         if kinds is not None:
             seconds = kinds[target.engine.kind]
+        if left > self._max_pending_s and left > seconds and not work.excluded:
+            return None
         return Pick(target, reason, left + seconds, self.groups[group], seconds)
 
     def served(self, pick: Pick, work: Work, seconds: float, now: float) -> None:

@@ -51,8 +51,8 @@ class PrefillConfig(BaseModel):
     max_pending_s: float | None = Field(
         10.0,
         gt=0,
-        description="With more predicted work than this at all targets that may take it, a request waits in the router,"
-        " where tenants get fair shares, and not in an engine's queue. null: no bound.",
+        description="With more predicted work than this, and than its own, at all targets that may take it, a request"
+        " waits in the router, where tenants get fair shares, and not in an engine's queue. null: no bound.",
     )
     epoch_s: float = Field(20.0, gt=0, le=3600, description="Demand is measured, and engines moved, this often.")
     demand_smoothing: float = Field(0.4, gt=0, le=1, description="Weight of the last epoch in the measured demand.")

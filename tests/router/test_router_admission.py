@@ -176,7 +176,7 @@ def test_waiting_ends_with_its_limit_and_with_the_deadline() -> None:
     async def test() -> None:
         rooms = Rooms(Admission(AdmissionConfig(max_wait_s=0.05)))
         with pytest.raises(Refusal) as refused:
-            await rooms.admit("a")
+            await rooms.admit("a", 0.01)
         assert (refused.value.status, refused.value.code) == (429, "queue_timeout")
         now = asyncio.get_running_loop().time()
         with pytest.raises(Refusal) as refused:
@@ -187,6 +187,18 @@ def test_waiting_ends_with_its_limit_and_with_the_deadline() -> None:
         assert (refused.value.status, refused.value.code) == (504, "deadline_exceeded")
         assert empty(rooms.admission)
         assert rooms.log == []
+
+    run(test)
+
+
+def test_one_that_takes_long_itself_may_wait_longer() -> None:
+    async def test() -> None:
+        rooms = Rooms(Admission(AdmissionConfig(max_wait_s=0.01)))
+        task = rooms.admit("long", 20.0)
+        with pytest.raises(Refusal):
+            await rooms.admit("short", 0.001)
+        rooms.leave()
+        assert await task == "long"
 
     run(test)
 

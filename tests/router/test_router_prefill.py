@@ -331,6 +331,9 @@ def test_with_enough_to_do_everywhere_a_request_waits_in_the_router() -> None:
     assert again is not None
     assert again.target is targets[1]
     work.excluded = ()
+    large = Work(prompt_tokens=52_000)  # takes 5.2 s itself
+    pick = router.pick(large, targets, 0.0, Random(0))
+    assert pick is not None
     targets[1].pending_seconds = 5.0
     pick = router.pick(work, targets, 0.0, Random(0))
     assert pick is not None
