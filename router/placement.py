@@ -144,11 +144,16 @@ class Placer:
         return self._fleet.book(pick.target, work, _PREFILL, pick.cost_seconds), pick
 
     def any(self, work: Work) -> Placed | None:
-        """A place for what needs no decoding: embeddings, lists of models."""
-        shape = self.shape(work.model)
-        pick = self._prefill.pick(work, shape.prefill, self._clock(), self._rng)
+        """A place for what needs no decoding: embeddings, lists of models. None where nobody is open for it.
+
+        It does not wait here: where all have enough to do, the one with the least gets it.
+        """
+        targets, now = self.shape(work.model).prefill, self._clock()
+        pick = self._prefill.pick(work, targets, now, self._rng)
         if pick is None:
-            return None
+            if not targets:
+                return None
+            pick = Pick(min(targets, key=lambda target: target.prefill_left(now)), "full")
         return Placed(self._fleet.book(pick.target, work, _PREFILL, pick.cost_seconds), None, pick)
 
     def _whole(self, work: Work, targets: Targets, now: float) -> Placed | None:

@@ -37,12 +37,12 @@ class Wishes:
             work.priority = _priority(headers, fields, work.priority)
         elif "priority" in fields:
             changes["priority"] = DROP
+        if "tenant" in may_set:
+            work.tenant = _text(headers, b"x-tenant", MAX_TENANT_CHARS) or work.tenant
         if not self._salts:
             return
         salt, ttl_class = identity.cache_salt, identity.ttl_class
         if may_set:
-            if "tenant" in may_set:
-                work.tenant = _text(headers, b"x-tenant", MAX_TENANT_CHARS) or work.tenant
             if "cache_salt" in may_set:
                 given = _text(headers, b"x-cache-salt", MAX_TENANT_CHARS)
                 if given and not re.fullmatch(CACHE_SALT, given):

@@ -83,3 +83,15 @@ def test_a_whole_request_goes_where_there_is_room() -> None:
     assert placed is not None and placed.decode.target is targets["b"] and placed.pick.reason == "room"
     targets["b"].kv_tokens = 85_000
     assert placer.place(Work(prompt_tokens=LONG), True) is None
+
+
+def test_what_is_not_decoded_waits_for_nobody() -> None:
+    """Where every engine has more prefill than a request waits for here, lists of models and embeddings were a 503."""
+    placer, targets, fleet = made(a=BOTH, b=BOTH)
+    targets["a"].pending_seconds, targets["b"].pending_seconds = 40.0, 31.0
+    assert placer.place(Work(prompt_tokens=LONG), True) is None
+    placed = placer.any(Work())
+    assert placed is not None and placed.decode.target is targets["b"]
+    fleet.drain("a")
+    fleet.drain("b")
+    assert placer.any(Work()) is None

@@ -87,6 +87,12 @@ def test_headers_decide_where_they_may() -> None:
     assert not {b"x-tenant", b"x-ttl-class", b"x-cache-salt"} & set(names)
 
 
+def test_a_tenant_is_one_without_a_store_too() -> None:
+    """Tenants share the queue and the metrics, whatever is stored."""
+    assert read(Grant(tenant="t", may_set=("tenant",)), store=None, x_tenant="h").work.tenant == "h"
+    assert read(Grant(tenant="t"), store=None, x_tenant="h").work.tenant == "t"
+
+
 @pytest.mark.parametrize("headers", [{"x_ttl_class": "ever"}, {"x_cache_salt": "a/b"}, {"x_tenant": "t" * 129}])
 def test_bad_headers_are_refused(headers: dict[str, str]) -> None:
     with pytest.raises(Refusal, match="header x-") as refused:
