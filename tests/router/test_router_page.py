@@ -53,7 +53,8 @@ def test_every_metric_it_names_is_there() -> None:
 @pytest.mark.parametrize("command", sorted(set(COMMANDS)))
 def test_every_option_of_its_commands_is_there(command: str) -> None:
     name, *words = command.split()
-    help_text = CliRunner().invoke(app, [name, "--help"]).output
+    path = [name, words[0]] if words[0][0] != "-" else [name]
+    help_text = CliRunner().invoke(app, [*path, "--help"]).output
     assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", help_text))
 
 
