@@ -70,7 +70,9 @@ class PrefillConfig(BaseModel):
         64, ge=1, description="All engines are one pool until so many requests have shown what the traffic is."
     )
     costs_file: Path | None = Field(
-        None, description="JSON table of cost coefficients by kind of engine; its set `default` is for all others."
+        None,
+        description="JSON table of cost coefficients by kind of engine; its set `default` is for all others. What was"
+        " learnt is `costs` of the admin port's /status, in the same form.",
     )
     fit: bool = Field(True, description="Correct the coefficients of each kind from observed times to first byte.")
 

@@ -20,6 +20,7 @@ def status_view(reports: list[Row], metrics: Snapshot) -> Row:
         "workers": [{name: report.get(name) for name in _OF_WORKERS} for report in reports],
         "engines": merged_engines(report["engines"] for report in reports if "engines" in report),
         "groups": _groups(said),
+        "costs": next((status["prefill"]["costs"] for status in said if "costs" in status.get("prefill", {})), None),
         "queues": queues,
         "tenants": [
             {

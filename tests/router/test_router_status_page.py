@@ -64,7 +64,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 
 def report(waiting: int, demand: float) -> dict[str, Any]:
     group = {"models": [], "group": "<16K", "engines": ["a"], "demand": demand}
-    status = {"queues": {"blue": [waiting, 2.5]}, "prefill": {"groups": [group]}}
+    status = {"queues": {"blue": [waiting, 2.5]}, "prefill": {"groups": [group], "costs": {"sets": {}}}}
     return {"worker": 0, "pid": 7, "ready": True, "silent_s": 0.0, "engines": [], "status": status}
 
 
@@ -81,6 +81,7 @@ def test_the_figures_of_workers_are_added() -> None:
     starting = {"worker": 1, "pid": 8, "ready": False, "silent_s": 0.0}
     view = status_view([report(1, 0.5), report(2, 0.25), starting], registry.snapshot())
     assert view["queues"] == [{"tenant": "blue", "waiting": 3, "seconds": 5.0}]
+    assert view["costs"] == {"sets": {}}
     assert view["groups"] == [{"models": [], "group": "<16K", "engines": ["a"], "demand": 0.75}]
     assert view["tenants"] == [
         {"tenant": "blue", "waiting": 3, "seconds": 5.0, "prompt_tokens": 0, "hit_tokens": 0},
