@@ -8,6 +8,7 @@ Example: python benchmarks/router_policies.py --seeds 2 --seconds 600 --steps 10
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -42,7 +43,7 @@ def _arguments() -> argparse.Namespace:
     add("--seeds", type=int, default=5, help="runs of each scene; default: 5")
     add("--seconds", type=float, default=1500.0, help="virtual, of each prefill run; default: 1500")
     add("--steps", type=int, default=2500, help="of each decode run; default: 2500")
-    add("--jobs", type=int, default=1, help="runs at once; default: 1")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once; default: one a core")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for router-policies.json, .md and .svg")
     args = parser.parse_args()
     for name, least in (("seeds", 1), ("seconds", 120), ("steps", 30), ("jobs", 1)):

@@ -8,7 +8,7 @@ with the step that ends it. One rank a group is an independent engine.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -50,8 +50,6 @@ class PrefillRun:
     """What a run came to."""
 
     served: list[Served] = field(default_factory=list)
-    picks: Counter[str] = field(default_factory=Counter)
-    """By the policy's reason."""
     computed_s: float = 0.0
     """Seconds of chunks, over all ranks."""
     stepped_s: float = 0.0
@@ -131,7 +129,6 @@ class PrefillModel:
         group = self._groups[pick.target.engine.id]
         prompt = Prompt(request, lease, left=work.uncached_tokens, done=work.hit_tokens)
         group.queues[pick.target.rank].append(prompt)
-        self._run.picks[pick.reason] += 1
         if not group.stepping:
             self._step(group)
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +66,13 @@ def _mooncake(path: Path, lines: Sequence[str]) -> Iterable[TraceRequest]:
         try:
             row = json.loads(line)
             yield TraceRequest(
-                at=row["timestamp"] / 1000,
+                at=_milliseconds(row["timestamp"]),
                 input_tokens=_tokens(row["input_length"], 1),
                 output_tokens=_tokens(row["output_length"], 0),
-                blocks=tuple(row.get("hash_ids", ())),
+                blocks=_ids(row.get("hash_ids", [])),
                 session=str(row.get("session_id", "")),
                 images=_tokens(row.get("images", 0), 0),
-                slo_s=None if row.get("slo_ms") is None else row["slo_ms"] / 1000,
+                slo_s=None if row.get("slo_ms") is None else _milliseconds(row["slo_ms"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             wanted = '{"timestamp": ms, "input_length": 1 or more, "output_length": 0 or more, "hash_ids": [...]}'
@@ -90,6 +91,18 @@ def _azure(path: Path, lines: Sequence[str]) -> Iterable[TraceRequest]:
         except (ValueError, TypeError, KeyError) as error:
             wanted = "TIMESTAMP,ContextTokens,GeneratedTokens with 2023-11-16 18:17:03.97,4808,10"
             raise TraceError(f"{path} line {number}: {type(error).__name__} {error}: {wanted}") from None
+
+
+def _milliseconds(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not isfinite(value):
+        raise ValueError(f"{value!r} milliseconds")
+    return value / 1000
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(id, int) for id in value):
+        raise ValueError(f"hash_ids {str(value)[:60]}")
+    return tuple(value)
 
 
 def _tokens(value: Any, least: int) -> int:

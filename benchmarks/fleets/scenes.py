@@ -18,7 +18,7 @@ from deepinfer_simulator.traces import TraceRequest, read, scaled, with_hits
 TRACE = Path(__file__).resolve().parent.parent / "traces" / "mooncake_conversation_trace.jsonl.gz"
 LENGTHS = 2.5
 """Times the trace's: its prompts then fill all four groups. No public trace has prompts of 256K tokens."""
-LOADS = {"mixed": (0.5, 0.525, 0.55, 0.575, 0.6), "pools": (0.6, 0.625, 0.65, 0.675, 0.7)}
+LOADS = {"mixed": (0.525, 0.55, 0.575, 0.6), "pools": (0.625, 0.65, 0.675, 0.7)}
 """With fixed chunks: where the highest stable one is looked for."""
 OVERFLOWS = {
     "mixed": {"pools": False},
@@ -49,7 +49,7 @@ def prefill_scenes(seconds: float) -> dict[str, PrefillCase]:
     settings = {name: PrefillConfig.model_validate(changed) for name, changed in OVERFLOWS.items()}
     scenes: dict[str, PrefillCase] = {}
     for name, config in settings.items():
-        for load in LOADS["mixed" if name == "mixed" else "pools"]:
+        for load in LOADS.get(name, (0.65,)):
             scenes[f"fixed {load:g}, {name}"] = PrefillCase(load=load, seconds=seconds, config=config)
         scenes[f"budget 0.75, {name}"] = PrefillCase(chunks="budget", load=0.75, seconds=seconds, config=config)
         scenes[f"budget shifting, {name}"] = PrefillCase(

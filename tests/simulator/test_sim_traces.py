@@ -61,6 +61,8 @@ def test_azure(tmp_path: Path) -> None:
         ('{"timestamp": 1, "input_length": 0, "output_length": 1}\n', "trace line 1: ValueError 0 tokens"),
         ('\n{"timestamp": 1, "input_length": 1.5, "output_length": 1}\n', "trace line 2: ValueError 1.5 tokens"),
         ("[1]\n", "trace line 1: TypeError"),
+        ('{"timestamp": NaN, "input_length": 1, "output_length": 1}\n', "trace line 1: ValueError nan milliseconds"),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [[1]]}\n', "ValueError hash_ids [[1]]"),
         ("nonsense\n", "trace line 1: JSONDecodeError"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "trace line 2: ValueError Invalid isoformat"),
         ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,1\n", "trace line 2: KeyError 'GeneratedTokens'"),
