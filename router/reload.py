@@ -62,6 +62,7 @@ def main() -> None:
     """The process."""
     import pickle
 
+    from deepinfer_router.config import HOT
     from deepinfer_router.config_source import ConfigSource
     from deepinfer_router.errors import RouterConfigError
     from deepinfer_router.startup import prepare
@@ -71,8 +72,14 @@ def main() -> None:
     answer: Message
     try:
         _, boot = prepare(ConfigSource.of(asked["source"]))
-        fixed = before.fixed_differences(pickle.loads(boot.config))
-        answer = {"config": boot.config, "engines": boot.engines, "needs_restart": fixed}
+        read = pickle.loads(boot.config)
+        # A worker that is replaced later must not differ from the others in what waits for a restart.
+        config = before.model_copy(update={name: getattr(read, name) for name in HOT})
+        answer = {
+            "config": pickle.dumps(config),
+            "engines": boot.engines,
+            "needs_restart": before.fixed_differences(read),
+        }
     except RouterConfigError as error:
         answer = {"line": str(error)}
     sys.stdout.buffer.write(msgpack.packb(answer))

@@ -30,7 +30,7 @@ def prepare(source: ConfigSource) -> tuple[RouterConfig, Boot]:
     if config.http.tls:
         config.http.tls.context()
     return config, Boot(
-        config=pickle.dumps(config.model_copy(update={"admin": AdminConfig()})),
+        config=pickle.dumps(config.model_copy(update={"admin": AdminConfig(listen=config.admin.listen)})),
         source=source.plain(),
         listen=listen,
         engines=config.plain_engines(),

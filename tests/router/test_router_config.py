@@ -1,8 +1,12 @@
 """What is configured, and the one line that says what is wrong with it."""
 
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from deepinfer_router.config import RouterConfig
@@ -194,3 +198,26 @@ def test_engines_may_be_found_instead(discovery: dict[str, Any]) -> None:
 def test_dates_stay_strings(tmp_path: Path) -> None:
     path = written(tmp_path, "engines: [{url: 'a:1', id: 2026-01-01}]")
     assert prepare(ConfigSource(path))[0].engines[0].id == "2026-01-01"
+
+
+def test_a_reload_takes_up_some_sections_and_names_the_others(tmp_path: Path) -> None:
+    """A worker that is started later is given the same: of what waits for a restart it has what the others have."""
+    file = written(tmp_path, f"engines: [{ENGINE}]")
+    before = prepare(ConfigSource(file))[1].config
+    written(
+        tmp_path,
+        """
+        engines: [other:1]
+        identity: {everybody: {tenant: new}}
+        entry: {image_tokens: 7}
+        admin: {listen: "127.0.0.1:1"}
+        """,
+    )
+    command = [sys.executable, "-m", "deepinfer_router.reload"]
+    asked = msgpack.packb({"source": ConfigSource(file).plain(), "config": before})
+    answer = msgpack.unpackb(subprocess.run(command, input=asked, capture_output=True, check=True).stdout)
+    assert answer["needs_restart"] == ["admin", "entry"]
+    assert [engine["url"] for engine in answer["engines"]] == ["http://other:1"]
+    after, was = pickle.loads(answer["config"]), pickle.loads(before)
+    assert after.identity.everybody.tenant == "new" and after.engines[0].url == "http://other:1"
+    assert (after.entry, after.admin) == (was.entry, was.admin)
