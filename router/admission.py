@@ -88,7 +88,7 @@ class Admission:
             Refusal: 429 with `retry_after_s` where too many wait or it has waited too long, 504 after `work.deadline`,
                 503 when the router stops.
         """
-        if not self._queue or not self._in_lane[self._lane(work)]:
+        if not self._in_lane or not self._in_lane[self._lane(work)]:  # that of nobody is empty
             placed = place()
             if placed is not None:
                 _AT_ONCE.inc()
@@ -97,7 +97,7 @@ class Admission:
 
     def pump(self) -> None:
         """Something may have room: what waits is tried, soon. Cheap; call it from anywhere on the loop's thread."""
-        if self._queue and not self._scheduled and self._loop is not None:
+        if self._in_lane and not self._scheduled and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._run)
 

@@ -28,6 +28,7 @@ class Exchange:
     __slots__ = (
         "method",
         "path",
+        "route",
         "headers",
         "body",
         "received_at",
@@ -71,6 +72,8 @@ class Exchange:
         self.method = method
         self.path = path
         """Raw, with its query."""
+        self.route = path.partition(b"?")[0]
+        """The path without its query."""
         self.headers = headers
         """Lower-case names, in the order of arrival."""
         self.body = body
@@ -106,11 +109,6 @@ class Exchange:
         self._missing: int | None = None
         self._on_close: list[Callable[[], object]] = []
         self._resumed: asyncio.Future[None] | None = None
-
-    @property
-    def route(self) -> bytes:
-        """The path without its query."""
-        return self.path.partition(b"?")[0]
 
     def header(self, name: bytes) -> bytes | None:
         """First value of the lower-case `name`."""

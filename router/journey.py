@@ -79,7 +79,7 @@ class Journey:
     def body(self, changes: dict[str, Any] | None = None) -> bytes:
         """Its body for an engine."""
         if not changes:
-            return self.request.body(self.changes)
+            return self.request.body(self.changes) if self.changes or self.request.changes else self.request.raw
         return self.request.body({**self.changes, **changes} if self.changes else changes)
 
     def seen(self, data: bytes) -> None:

@@ -84,7 +84,8 @@ class Lease:
         target.active -= 1
         target.kv_tokens -= self.kv_tokens
         target.held_tokens -= self.held_tokens
-        self._prefilled(target)
+        if self.seconds:
+            self._prefilled(target)
         self._fleet.released(self)
 
     def _prefilled(self, target: Target) -> None:

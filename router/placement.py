@@ -52,7 +52,8 @@ class Placed:
 
     def release(self, outcome: str) -> None:
         """Give back what is not given back yet."""
-        self.decode.release(outcome)
+        if not self.decode.outcome:
+            self.decode.release(outcome)
         if self.prefill is not None:
             self.prefill.release(outcome)
 

@@ -81,7 +81,7 @@ class Pools:
         """A request came that needs `seconds` of prefill. Once a request, when it comes and not when it is served."""
         if self._epoch_at is None:
             self._epoch_at = now
-        self._spent[self.group(work.prompt_tokens)] += seconds
+        self._spent[bisect_right(self._edges, work.prompt_tokens)] += seconds
         self._requests += 1
 
     def update(self, now: float) -> bool:

@@ -85,7 +85,8 @@ class PrefillPolicy:
         self._view(targets)
         engine = targets[0].engine
         q = work.uncached_tokens
-        seconds = self.costs.of(engine.kind).seconds(q, max(0, work.prompt_tokens - q))
+        c = work.prompt_tokens - q
+        seconds = self.costs.of(engine.kind).seconds(q, c if c > 0 else 0)
         self.arrived_seconds += seconds
         self.arrived_tokens += q
         pool = self.pool(engine)
@@ -109,7 +110,9 @@ class PrefillPolicy:
             return None
         view = self._view(targets)
         q = work.uncached_tokens
-        c = max(0, work.prompt_tokens - q)
+        c = work.prompt_tokens - q
+        if c < 0:
+            c = 0
         if view.one_kind:
             kinds = None
             seconds = self.costs.of(targets[0].engine.kind).seconds(q, c)

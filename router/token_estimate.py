@@ -26,7 +26,9 @@ class TokenEstimate:
         """An engine has counted."""
         if prompt_bytes <= 0 or prompt_tokens <= 0:
             return
-        seen = min(MOST, max(LEAST, prompt_tokens / prompt_bytes))
+        seen = prompt_tokens / prompt_bytes
+        if not LEAST <= seen <= MOST:
+            seen = LEAST if seen < LEAST else MOST
         mean = self._by_model.get(model)
         if mean is None:
             if len(self._by_model) < MAX_MODELS:

@@ -34,7 +34,8 @@ class Wishes:
         identity, work, fields, changes = request.identity, request.work, request.fields, request.changes
         may_set = identity.may_set
         if "priority" in may_set:
-            work.priority = _priority(headers, fields, work.priority)
+            if "priority" in fields or b"x-priority" in headers or b"x-vllm-priority" in headers:
+                work.priority = _priority(headers, fields, work.priority)
         elif "priority" in fields:
             changes["priority"] = DROP
         if "tenant" in may_set:

@@ -31,7 +31,8 @@ class Work:
     @property
     def uncached_tokens(self) -> int:
         """q of cost(q, c): what has to be computed, at least one token."""
-        return max(1, self.prompt_tokens - self.hit_tokens)
+        tokens = self.prompt_tokens - self.hit_tokens
+        return tokens if tokens > 1 else 1
 
     @property
     def kv_tokens(self) -> int:
