@@ -1,6 +1,5 @@
 """Brings an engine's answer to the client."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from deepinfer_router.http_client import UpstreamError, UpstreamResponse
 from deepinfer_router.http_headers import end_to_end
 from deepinfer_router.journey import Journey
 from deepinfer_router.lease import Lease
+from deepinfer_router.prefill_guess import PrefillGuess
 from deepinfer_router.relay import Outcome, relay
 from deepinfer_router.sse import EventSplitter, EventTooLong
 from deepinfer_router.transcript import Transcript
@@ -30,7 +30,7 @@ class Delivery:
         self._upstreams = upstreams
         self._config = config
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
+        self._guess = PrefillGuess()
 
     async def deliver(self, journey: Journey, lease: Lease, changes: dict[str, Any] | None, predicted_s: float) -> None:
         """The answer of the lease's target to the client, whole; the lease is released.
@@ -46,15 +46,11 @@ class Delivery:
         engine = lease.target.engine
         journey.engine = engine.id
         patience = self.patience(journey, now, predicted_s)
-        # Of an answer that comes whole nobody says when its prefill was done.
-        guess = None if request.stream or not lease.seconds else self._loop.call_later(predicted_s, lease.first_token)
-        try:
-            response = await ask(
-                self._upstreams, lease, exchange.method, exchange.path, journey.headers, journey.body(changes), patience
-            )
-        finally:
-            if guess is not None:
-                guess.cancel()
+        if lease.seconds and not request.stream:
+            self._guess.expect(lease, predicted_s)
+        response = await ask(
+            self._upstreams, lease, exchange.method, exchange.path, journey.headers, journey.body(changes), patience
+        )
         journey.answering = lease
         try:
             transcript = journey.transcript
