@@ -88,6 +88,7 @@ class Delivery:
     async def _change(self, journey: Journey, lease: Lease) -> None:
         """Another protocol from here on: bytes, both ways. Raises HopFailed as `deliver` does."""
         target = lease.target
+        lease.first_token()  # what will be asked over it is not known here, and it may last for hours
         upstream = self._upstreams.of(target.engine)
         try:
             outcome = await tunnel(journey.exchange, upstream, for_rank(target, journey.headers))

@@ -112,8 +112,9 @@ class Fleet:
         self._watchers.append(callback)
 
     def serves(self, model: str) -> bool:
-        """Whether an engine in any state serves it: tells an unknown model from one without room."""
-        return any(serves(engine, model) for engine in self.engines.values())
+        """Whether an engine in any state serves it, or none has been found yet: tells an unknown model from one without
+        room."""
+        return not self.engines or any(serves(engine, model) for engine in self.engines.values())
 
     def targets(self, role: Role, model: str = "") -> Sequence[Target]:
         """Those open for new work of this kind; `model` empty: of any. The same tuple until something changes."""

@@ -30,6 +30,9 @@ def test_targets_by_role_and_model() -> None:
     assert fleet.serves("x")
     fleet.remove("http://p")
     assert fleet.serves("m") and not fleet.serves("x")
+    for engine in list(fleet.engines):
+        fleet.remove(engine)
+    assert fleet.serves("x")  # who knows: discovery has found nobody yet
 
 
 def test_the_same_objects_until_something_changes() -> None:

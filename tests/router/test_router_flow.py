@@ -73,7 +73,8 @@ def test_a_websocket_goes_through_and_is_counted_until_it_ends() -> None:
             assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
             writer.write(b"spoken")
             assert await reader.readexactly(6) == b"SPOKEN"
-            assert router.targets[0].active == 1
+            target = router.targets[0]
+            assert (target.active, target.pending_seconds) == (1, 0)  # open for hours, it would pass for a prefill
             writer.close()
             await router.settled()
 
