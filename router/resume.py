@@ -16,7 +16,10 @@ COMPLETION_TOKENS = 16
 """vLLM's bound of a completion that gives none."""
 REASONING_ENDS = frozenset(("</think>",))
 """What may stand between reasoning and content, white space aside."""
+TAIL_CHARS = 40
+"""Longer than what a parser holds back to see whether it is a marker."""
 _DETOKENIZED_SPACE = " "
+"""Some tokenizers put one before a text, others take one from it."""
 
 
 def why_not_now(kind: Kind, transcript: Transcript, *, shows_ids: bool) -> str:
@@ -68,15 +71,30 @@ def held_back(raw: str, reasoning: str, content: str) -> str | None:
     None: it cannot be told, or is more than white space within reasoning, which alone can be given later: a parser
     drops it where reasoning ends and tells it where it goes on.
     """
-    raw, told = raw.removeprefix(_DETOKENIZED_SPACE), (reasoning + content).removeprefix(_DETOKENIZED_SPACE)
     if not reasoning or not content:
-        rest = raw[len(told) :] if raw.startswith(told) else None
-        return rest if rest == "" or (rest and reasoning and rest.isspace()) else None
-    reasoning = reasoning.removeprefix(_DETOKENIZED_SPACE)
+        return _rest(raw, reasoning + content, bool(reasoning))
+    raw, reasoning = raw.removeprefix(_DETOKENIZED_SPACE), reasoning.removeprefix(_DETOKENIZED_SPACE)
     if not raw.startswith(reasoning) or not raw.endswith(content):
         return None
     between = raw[len(reasoning) : len(raw) - len(content)]
     return "" if between.strip() in REASONING_ENDS else None
+
+
+def held_after_tail(raw: str, tail: str, reasoning: bool) -> str | None:
+    """The same of an answer's end alone, where markers before it do not matter: `raw` is the text of its tokens.
+
+    What is held at its beginning and at its end would have to be the same text h with h + raw = tail + h, so that all
+    three repeat one text. A tail that is longer than any marker and does not repeat itself excludes that.
+    """
+    if len(tail) < TAIL_CHARS or tail in (tail + tail)[1:-1]:
+        return None
+    return _rest(raw, tail, reasoning)
+
+
+def _rest(raw: str, told: str, reasoning: bool) -> str | None:
+    raw, told = raw.removeprefix(_DETOKENIZED_SPACE), told.removeprefix(_DETOKENIZED_SPACE)
+    rest = raw[len(told) :] if raw.startswith(told) else None
+    return rest if rest == "" or (rest and reasoning and rest.isspace()) else None
 
 
 def _lower_minimum(fields: Mapping[str, Any], changes: dict[str, Any], done: int) -> None:

@@ -16,7 +16,7 @@ from deepinfer_router.metrics import counter
 from deepinfer_router.placement import Placed
 from deepinfer_router.replacement import Replacement
 from deepinfer_router.request import Request
-from deepinfer_router.resume import KINDS, held_back, resumed_changes, why_not_now
+from deepinfer_router.resume import KINDS, TAIL_CHARS, held_after_tail, held_back, resumed_changes, why_not_now
 from deepinfer_router.transcript import Transcript
 from deepinfer_router.upstreams import Upstreams
 
@@ -103,9 +103,7 @@ class Resuming:
         assert transcript is not None
         told = transcript.told
         if request.api.kind is Kind.CHAT and told:
-            lease = placed.decode
-            raw = await self._text(journey, lease, transcript.ids[:told])
-            held = None if raw is None else held_back(raw, "".join(transcript.reasoning), "".join(transcript.content))
+            held = await self._held(journey, transcript, placed.decode)
             if held is None:
                 return "parser"
             transcript.held = held
@@ -119,6 +117,19 @@ class Resuming:
         }
         request.work.prompt_tokens = len(transcript.prompt_ids or ()) + told
         return ""
+
+    async def _held(self, journey: Journey, transcript: Transcript, lease: Lease) -> str | None:
+        """What the lost engine's parser held back; None: it cannot be told."""
+        told = transcript.ids[: transcript.told]
+        tail = transcript.tail(TAIL_CHARS)
+        if tail is not None:
+            before, text, reasoning = tail
+            raw = await self._text(journey, lease, told[before:])
+            held = None if raw is None else held_after_tail(raw, text, reasoning)
+            if held is not None:
+                return held
+        raw = await self._text(journey, lease, told)
+        return None if raw is None else held_back(raw, *transcript.said())
 
     async def _text(self, journey: Journey, lease: Lease, ids: list[int]) -> str | None:
         """The text of token ids, as the engine that will go on writes it; None: it does not say."""

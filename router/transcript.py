@@ -23,19 +23,20 @@ class Transcript:
         "_id",
         "_kind",
         "_model",
+        "_reasoning_ids",
         "_shows_ids",
         "_text_kind",
         "base",
-        "content",
         "done",
         "failed",
         "finished",
         "held",
         "ids",
+        "pieces",
         "prompt_ids",
-        "reasoning",
-        "reasoning_ids",
+        "reasoned",
         "rejoined",
+        "thinking",
         "told",
         "usage_told",
     )
@@ -55,10 +56,13 @@ class Transcript:
         """How many of them the client has the text of."""
         self.base = 0
         """How many of them were there when the engine that now generates was asked."""
-        self.reasoning_ids = 0
-        """How many came with reasoning, and of earlier engines."""
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
+        self.reasoned = 0
+        """How many of those before `base` came with reasoning: nearly what vLLM counts, steps of its parser."""
+        self._reasoning_ids = 0
+        self.thinking = True
+        """An engine went on within reasoning."""
+        self.pieces: list[tuple[int, str, bool]] = []
+        """Of a chat's text what each event told: `told` after it, the text, and whether it is reasoning."""
         self.held = ""
         """White space within reasoning that a parser held back when its engine failed."""
         self.finished = False
@@ -87,6 +91,8 @@ class Transcript:
         if isinstance(chunk.get("prompt_token_ids"), list) and self.prompt_ids is None:
             self.prompt_ids = chunk["prompt_token_ids"]
         choices = chunk.get("choices")
+        if choices and self.held:
+            self._give_held(choices[0].get("delta") or {})
         shown = self._note(choices[0]) if choices else True
         if not choices and chunk.get("usage"):
             self.usage_told = True
@@ -100,8 +106,27 @@ class Transcript:
         """Another engine goes on after the last token whose text the client has."""
         del self.ids[self.told :]
         self.base = self.told
+        self.thinking = not self.pieces or self.pieces[-1][2]
+        self.reasoned = self._reasoning_ids
         self.rejoined = True
         self.failed = False
+
+    def said(self) -> tuple[str, str]:
+        """A chat's reasoning and content."""
+        both = [[text for _, text, thought in self.pieces if thought is kind] for kind in (True, False)]
+        return "".join(both[0]), "".join(both[1])
+
+    def tail(self, chars: int) -> tuple[int, str, bool] | None:
+        """The end of a chat's text, at least so long and all of one kind: the ids before it, it, and whether it is
+        reasoning. None: that kind has less."""
+        text, kind = "", bool(self.pieces) and self.pieces[-1][2]
+        for at in range(len(self.pieces) - 1, 0, -1):
+            if self.pieces[at][2] is not kind or self.pieces[at - 1][2] is not kind:
+                return None
+            text = self.pieces[at][1] + text
+            if len(text) >= chars:
+                return self.pieces[at - 1][0], text, kind
+        return None
 
     def ending(self, *, include_usage: bool) -> bytes:
         """The events that were lost with an engine that had told everything else."""
@@ -123,20 +148,17 @@ class Transcript:
             self.finished = True
         delta = choice.get("delta")
         if delta is None:
-            text = choice.get("text") or ""
-            if text:
-                self.content.append(text)
-            if text or not self._text_kind:
+            if choice.get("text") or not self._text_kind:
                 self.told = len(self.ids)
             return True
         content, reasoning = delta.get("content") or "", delta.get("reasoning") or ""
-        if reasoning:
-            self.reasoning.append(reasoning)
-            self.reasoning_ids += len(ids)
-        if content:
-            self.content.append(content)
         if content or reasoning or delta.get("tool_calls"):
-            self.told = len(self.ids)
+            self.told = told = len(self.ids)
+            if reasoning:
+                self._reasoning_ids += len(ids)
+                self.pieces.append((told, reasoning, True))
+            if content:
+                self.pieces.append((told, content, False))
         return self._shows_ids or bool(delta) or finish is not None
 
     def _repeats_role(self, chunk: dict[str, Any]) -> bool:
@@ -156,8 +178,6 @@ class Transcript:
                 choice["prompt_token_ids"] = None
             if not self._shows_ids and choice.get("token_ids") is not None:
                 choice["token_ids"] = None
-            if self.held:
-                self._give_held(choice.get("delta") or {})
         usage = chunk.get("usage")
         if usage:
             self._whole_usage(usage)
@@ -181,4 +201,6 @@ class Transcript:
             details["cached_tokens"] = min(details["cached_tokens"], prompt)
         details = usage.get("completion_tokens_details")
         if details and isinstance(details.get("reasoning_tokens"), int):
-            details["reasoning_tokens"] = self.reasoning_ids
+            # An engine that began with content does not know, and counts all of it.
+            more = details["reasoning_tokens"] if self.thinking else 0
+            details["reasoning_tokens"] = self.reasoned + more

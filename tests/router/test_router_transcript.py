@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from scripted_stream import VOCABULARY, pieces, stream, told
 
 from deepinfer_router.api import Kind
-from deepinfer_router.resume import held_back, resumed_changes, why_not_now
+from deepinfer_router.resume import held_after_tail, held_back, resumed_changes, why_not_now
+from deepinfer_router.sse_payload import written
 from deepinfer_router.transcript import Transcript
 
 TEXT_KINDS = [Kind.CHAT, Kind.COMPLETION]
@@ -123,21 +124,21 @@ def test_white_space_that_a_reasoning_parser_held_is_given_where_reasoning_goes_
         assert transcript.held == ""
 
 
-def test_reasoning_tokens_of_both_engines_are_counted() -> None:
-    def event(delta: dict[str, str], token: int) -> bytes:
-        return b"data: " + orjson.dumps({"choices": [{"delta": delta, "token_ids": [token]}]}) + b"\n\n"
-
+@pytest.mark.parametrize(("cut", "reported", "expected"), [(1, 2, 3), (2, 1, 3), (3, 0, 3), (4, 2, 3), (5, 1, 3)])
+def test_reasoning_tokens_of_both_engines_are_counted(cut: int, reported: int, expected: int) -> None:
+    """Three of reasoning, two of content. `reported`: by an engine that takes what it begins with for reasoning."""
     transcript = Transcript(Kind.CHAT, shows_ids=False, prompt_ids=[1])
-    transcript.forward(event({"reasoning": "a"}, 1))
-    transcript.rewind()
-    transcript.forward(event({"reasoning": "b"}, 2))
-    transcript.forward(event({"content": "c"}, 3))
-    usage = {"completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}}
-    told_usage = orjson.loads(
-        transcript.forward(b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n")[6:]
-    )
-    assert told_usage["usage"]["completion_tokens"] == 3
-    assert told_usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    for number, said in enumerate(["reasoning"] * 3 + ["content"] * 2):
+        if number == cut:
+            transcript.rewind()
+        transcript.forward(written({"choices": [{"delta": {said: "x"}, "token_ids": [number]}]}))
+    if cut == 5:
+        transcript.rewind()
+    usage = {"completion_tokens": 5 - cut, "completion_tokens_details": {"reasoning_tokens": reported}}
+    (event,) = [transcript.forward(written({"choices": [], "usage": usage}))]
+    told_usage = orjson.loads(event[6:])["usage"]
+    assert told_usage["completion_tokens"] == 5
+    assert told_usage["completion_tokens_details"] == {"reasoning_tokens": expected}
 
 
 @pytest.mark.parametrize(
@@ -160,3 +161,28 @@ def test_reasoning_tokens_of_both_engines_are_counted() -> None:
 )
 def test_what_a_parser_held_back(raw: str, reasoning: str, content: str, held: str | None) -> None:
     assert held_back(raw, reasoning, content) == held
+
+
+@pytest.mark.parametrize(
+    ("rest", "reasoning", "held"), [("", False, ""), ("<", False, None), ("\n", False, None), ("\n", True, "\n")]
+)
+def test_what_a_parser_held_back_at_the_end_of_a_long_answer(rest: str, reasoning: bool, held: str | None) -> None:
+    tail = "forty characters, of which none repeats all."
+    assert held_after_tail(tail + rest, tail, reasoning) == held
+    assert held_after_tail("another" + tail, tail, reasoning) is None
+    assert held_after_tail("short", "short", reasoning) is None
+    assert held_after_tail("ab" * 30, "ab" * 30, reasoning) is None  # could be held at both ends
+
+
+def test_the_tail_of_an_answer_is_of_one_kind() -> None:
+    transcript = Transcript(Kind.CHAT, shows_ids=False, prompt_ids=[1])
+    for number, (said, text) in enumerate(
+        [("reasoning", "abc"), ("reasoning", "de"), ("content", "f"), ("content", "gh")]
+    ):
+        transcript.forward(written({"choices": [{"delta": {said: text}, "token_ids": [number]}]}))
+        if number == 1:
+            assert transcript.tail(2) == (1, "de", True)
+            assert transcript.tail(4) is None  # what was held before its first event is not known
+    assert transcript.tail(2) == (3, "gh", False)
+    assert transcript.tail(3) is None
+    assert transcript.said() == ("abcde", "fgh")
