@@ -38,7 +38,9 @@ class Upstream:
         self.url = url
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
-        self.timeouts = timeouts or Timeouts()
+        timeouts = timeouts or Timeouts()
+        # Attributes of pydantic's models are slow.
+        self._connect_s, self._first_byte_s, self._idle_s = timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s
         self._host = parts.hostname
         self._secure = parts.scheme == "https"
         self._port = port or (443 if self._secure else 80)
@@ -66,7 +68,7 @@ class Upstream:
         """
         head = self.head(method, path, headers, len(body))
         if first_byte_s is None:
-            first_byte_s = self.timeouts.first_byte_s
+            first_byte_s = self._first_byte_s
         head_only = method == b"HEAD"
         sent = False
         if self._idle:
@@ -88,7 +90,7 @@ class Upstream:
     async def open(self, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
         """A connection that is not of the pool, with a protocol of any kind. Raises UpstreamError."""
         try:
-            async with asyncio.timeout(self.timeouts.connect_s):
+            async with asyncio.timeout(self._connect_s):
                 _, made = await self.loop.create_connection(
                     protocol,
                     self._host,
@@ -97,7 +99,7 @@ class Upstream:
                     server_hostname=self._server_name if self._tls else None,
                 )
         except TimeoutError:
-            why = f"no connection within {self.timeouts.connect_s:g} s"
+            why = f"no connection within {self._connect_s:g} s"
             raise UpstreamError("connect", False, f"{self.url}: {why}") from None
         except OSError as error:
             raise UpstreamError("connect", False, f"{self.url}: {error}") from None
@@ -128,7 +130,7 @@ class Upstream:
         _OPENED.inc()
         self._open.add(connection)
         self.deadlines.watch(connection)
-        connection.deadline = self.deadlines.now + self.timeouts.idle_s
+        connection.deadline = self.deadlines.now + self._idle_s
 
     def ended(self, connection: EngineConnection) -> None:
         """It is no more."""
@@ -142,7 +144,7 @@ class Upstream:
 
     def give_back(self, connection: EngineConnection) -> None:
         """It is idle."""
-        connection.deadline = self.deadlines.now + self.timeouts.idle_s
+        connection.deadline = self.deadlines.now + self._idle_s
         self._idle[connection] = None
 
     async def _answer(

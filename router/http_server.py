@@ -26,7 +26,12 @@ class HttpServer:
     def __init__(self, handler: Handler, limits: Limits | None = None, tls: ssl.SSLContext | None = None) -> None:
         """What `handler` does not answer, or raises, becomes a 500; a Refusal its own status."""
         self.handler = handler
-        self.limits = limits or Limits()
+        self.limits = limits = limits or Limits()
+        # Read with each request, and attributes of pydantic's models are slow.
+        self.max_header_bytes = limits.max_header_bytes
+        self.max_headers = limits.max_headers
+        self.max_body_bytes = limits.max_body_bytes
+        self.keep_alive_s = limits.keep_alive_s
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
         self.connections: set[ServerConnection] = set()

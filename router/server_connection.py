@@ -33,6 +33,10 @@ class Owner(Protocol):
     """The server whose connection it is."""
 
     limits: Limits
+    max_header_bytes: int
+    max_headers: int
+    max_body_bytes: int
+    keep_alive_s: float
     loop: asyncio.AbstractEventLoop
     deadlines: Deadlines
     connections: "set[ServerConnection]"
@@ -149,7 +153,7 @@ class ServerConnection(asyncio.Protocol):
         elif self._request is not None:
             self.deadline = self._server.deadlines.now + self._server.limits.body_timeout_s
         else:
-            self.deadline = self._server.deadlines.now + self._server.limits.keep_alive_s
+            self.deadline = self._server.deadlines.now + self._server.keep_alive_s
 
     # the deadlines'
 
@@ -184,7 +188,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.close()
             return
         if not self._paused:
-            self.deadline = server.deadlines.now + server.limits.keep_alive_s
+            self.deadline = server.deadlines.now + server.keep_alive_s
         if self._buffer:
             server.loop.call_soon(self._read_ahead)
 
@@ -246,37 +250,37 @@ class ServerConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _read_head(self, data: bytes) -> None:
-        limits = self._server.limits
+        server = self._server
         if data[:1] in b"\r\n":
             data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: some clients end a body with one
             if not data:
                 self._buffer = b""
                 return
         end = data.find(END)
-        if end < 0 or end > limits.max_header_bytes:
+        if end < 0 or end > server.max_header_bytes:
             if not data[:1].isalpha():
                 self._refuse(Refusal(400, "bad_request", "not a request: it does not begin with a method's name"))
                 return
-            if len(data) > limits.max_header_bytes:
+            if len(data) > server.max_header_bytes:
                 self._refuse(
                     Refusal(
                         431,
                         "headers_too_large",
-                        f"the request line and headers have more than {limits.max_header_bytes} bytes; send fewer",
+                        f"the request line and headers have more than {server.max_header_bytes} bytes; send fewer",
                     )
                 )
                 return
             if not self._buffer:
-                self.deadline = self._server.loop.time() + limits.head_timeout_s
+                self.deadline = server.loop.time() + server.limits.head_timeout_s
             self._buffer = data
             return
         end += len(END)
         self._buffer = b""
-        self._received_at = self._server.loop.time()
+        self._received_at = server.loop.time()
         try:
             request = Request(data[:end])
-            if len(request.headers) > limits.max_headers:
-                count, most = len(request.headers), limits.max_headers
+            if len(request.headers) > server.max_headers:
+                count, most = len(request.headers), server.max_headers
                 raise Refusal(431, "too_many_headers", f"the request has {count} headers, and at most {most} are read")
             self._before_body(request, len(data) > end)
             length = request.length
@@ -287,13 +291,13 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(refusal)
             return
         self._request = request
-        self.deadline = self._received_at + limits.body_timeout_s
+        self.deadline = self._received_at + server.limits.body_timeout_s
         if len(data) > end:
             self._read_body(request, data[end:])
 
     def _before_body(self, request: Request, begun: bool) -> None:
         """Answer an Expect. Raises Refusal: the body need not come."""
-        limit = self._server.limits.max_body_bytes
+        limit = self._server.max_body_bytes
         if request.length is not None and request.length > limit:
             raise _too_large(request.length, limit)
         expected = request.framing.get(b"expect")
@@ -308,8 +312,8 @@ class ServerConnection(asyncio.Protocol):
         server = self._server
         try:
             rest = request.feed(data)
-            if request.size > server.limits.max_body_bytes:
-                raise _too_large(request.size, server.limits.max_body_bytes)
+            if request.size > server.max_body_bytes:
+                raise _too_large(request.size, server.max_body_bytes)
             if rest is None:
                 self._count_buffered(len(data))
                 if server.buffered_bytes > server.limits.max_buffered_bytes:
