@@ -56,7 +56,7 @@ class Disaggregated:
         self._freeing: set[asyncio.Task[None]] = set()
 
     async def run(self, journey: Journey, placed: Placed) -> None:
-        """Both hops. Raises HopFailed: of the decode, or of a prefill that nobody can take over."""
+        """Both hops. Raises HopFailed: of the decode, or of two that run at once; Refusal: nobody can prefill it."""
         assert placed.prefill is not None
         if self.handover.concurrent:
             await self._both(journey, placed, placed.prefill)
@@ -91,9 +91,11 @@ class Disaggregated:
             except HopFailed as failure:
                 lease.release(failure.kind)
                 PREFILLS.labels(failure.kind).inc()
-                if not self._failover.may_reroute(journey, failure):
-                    raise
                 self._failover.blame(journey, failure)
+                if not self._failover.may_reroute(journey, failure):
+                    self._failover.give_up(journey, failure)
+                    placed.decode.release("unused")
+                    return None
                 another = self._placer.another_prefill(journey.request.work)
                 if another is None:
                     return {}

@@ -14,6 +14,7 @@ from deepinfer_router.api import CHAT as CHAT_API
 from deepinfer_router.api import COMPLETION, GENERATE, MESSAGES, RESPONSES
 from deepinfer_router.body_patch import DROP
 from deepinfer_router.engine_state import EngineState
+from deepinfer_router.failover import DENIED, FAILURES
 from deepinfer_router.handover import TwoStep
 from deepinfer_router.handover_mooncake import Mooncake, bootstrap_url
 from deepinfer_router.media import Encoded, encoder_body, media_parts
@@ -197,6 +198,20 @@ def test_a_prefill_that_fails_is_made_at_another_engine(how: str | int) -> None:
             assert [len(of(router, number)) for number in range(3)] == [1, 1, 1]
             assert of(router, 2)[0].body["kv_transfer_params"] == NIXL
             await router.settled()
+
+    run(main)
+
+
+def test_of_two_prefills_that_fail_the_client_is_told_and_all_is_counted_once() -> None:
+    async def main() -> None:
+        second, reset = DENIED.labels("second"), FAILURES.labels("reset")
+        before = second.value, reset.value
+        async with routed(prefill=[broken("reset")] * 2, decode=[generates(IDS)]) as router:
+            reply = await router.ask(messages=MESSAGE)
+            assert (reply.status, reply.error["code"]) == (502, "upstream_lost")
+            assert of(router, 2) == []
+            await router.settled()
+        assert (second.value - before[0], reset.value - before[1]) == (1, 2)
 
     run(main)
 
