@@ -313,3 +313,33 @@ def test_http_1_0() -> None:
 
 async def _write(writer: Writer, data: bytes) -> None:
     writer.write(data)
+
+
+@pytest.mark.parametrize("value", [b"close", b"Close", b"x, close"])
+def test_a_client_that_says_close_gets_its_answer_and_the_end(value: bytes) -> None:
+    async def run(proxy: Proxy) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(request(b"POST", b"/", b"last", [(b"connection", value)]) + request(b"GET", b"/more"))
+        answer = await asyncio.wait_for(read_answer(reader), WAIT_S)
+        assert (answer.body, answer.header(b"connection")) == (b"POST / last", b"close")
+        assert await asyncio.wait_for(reader.read(-1), WAIT_S) == b""
+        assert len(proxy.engine.requests) == 1
+        writer.close()
+
+    case(run)
+
+
+def test_an_engine_that_says_close_is_not_asked_again_there() -> None:
+    async def run(proxy: Proxy) -> None:
+        proxy.engine.script = lambda *args: _write(
+            args[3], b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        for _ in range(3):
+            writer.write(request())
+            answer = await asyncio.wait_for(read_answer(reader), WAIT_S)
+            assert (answer.body, answer.header(b"connection")) == (b"ok", None)
+        assert proxy.engine.accepted == 3
+        writer.close()
+
+    case(run)
