@@ -4,7 +4,6 @@ import re
 
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
 """The end of a line and an empty line; each ends with LF, CRLF or CR. A CR that ends the data may be half of a CRLF."""
-_FIELD = re.compile(rb"(?:^|[\r\n])data(?:[:\r\n]|$)")
 MAX_EVENT_BYTES = 16 << 20
 
 
@@ -46,27 +45,3 @@ class EventSplitter:
         if len(partial) > self._limit_bytes:
             raise EventTooLong(f"an event of more than {self._limit_bytes} bytes; its blank line is missing")
         return events
-
-
-class EventScanner:
-    """Counts events, at a fraction of a microsecond for what engines send."""
-
-    __slots__ = ("_splitter",)
-
-    def __init__(self) -> None:
-        self._splitter = EventSplitter()
-
-    def feed(self, data: bytes) -> int:
-        """How many events with data `data` completes: comments and empty events are none. Raises EventTooLong."""
-        splitter = self._splitter
-        if (
-            data.startswith(b"data:")
-            and data.endswith(b"\n\n")
-            and not splitter._partial
-            and b"\r" not in data
-            and b"\n\n\n" not in data
-        ):
-            count = data.count(b"\n\n")
-            if count == 1 or data.count(b"\n\ndata:") == count - 1:
-                return count
-        return sum(_FIELD.search(event) is not None for event in splitter.feed(data))

@@ -119,10 +119,6 @@ class ChatAnswer:
             call["function"]["name"] = self.job.tool["name"]
         return {"tool_calls": [call]}
 
-    @property
-    def _started_calls(self) -> set[int]:
-        return self.__dict__.setdefault("_calls", set())  # type: ignore[no-any-return]
-
     def _logprobs(self, ids: list[int]) -> dict[str, Any]:
         return {
             "content": [

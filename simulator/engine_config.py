@@ -36,4 +36,3 @@ class EngineConfig:
     connector: Literal["none", "nixl", "mooncake"] = "none"
     lease_s: float = 30.0
     """How long computed blocks wait for a decode engine (Mooncake: 480 s in vLLM)."""
-    role: Literal["both", "encode"] = "both"

@@ -10,8 +10,6 @@ from zlib import crc32
 
 BOS, SYSTEM, USER, ASSISTANT, TOOL, EOS, IMAGE = range(256, 263)
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
-VOCABULARY_TOKENS = 1 << 32
-"""Any id of 32 bits is taken as a prompt: routers encode with the real model's vocabulary."""
 
 _LETTERS = b"etaoinshrdlucmfwypvbgkjqxz     ,"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_router.sse import EventScanner, EventSplitter, EventTooLong
+from deepinfer_router.sse import EventSplitter, EventTooLong
 
 LINES = st.sampled_from(
     [b"data: {}", b"data:", b"data", b": ping", b":", b"event: x", b"id: 1", b"data: \xf0\x9f\x90\x8b", b"database: 1"]
@@ -64,25 +64,20 @@ def test_the_splitter_gives_back_the_stream_in_events(stream: bytes, cuts: list[
     assert [data for event in events for data in events_of(event + b"\n\n")] == events_of(stream)
 
 
-@given(STREAMS, CUTS)
-def test_the_scanner_counts_what_a_browser_dispatches(stream: bytes, cuts: list[int]) -> None:
-    scanner = EventScanner()
-    assert sum(scanner.feed(piece) for piece in pieces(stream, cuts)) == len(events_of(stream))
-
-
 @given(st.lists(st.sampled_from([b"data: a\n\n", b"data: \xe2\x82\xac\n\ndata: b\n\n", b": ping\n\n"]), max_size=9))
 def test_a_piece_an_event(stream: list[bytes]) -> None:
-    scanner = EventScanner()
-    assert sum(map(scanner.feed, stream)) == len(events_of(b"".join(stream)))
+    splitter = EventSplitter()
+    events = [event for piece in stream for event in splitter.feed(piece)]
+    assert b"".join(events) == b"".join(stream) and not splitter.partial
+    assert all(event.count(b"\n\n") == 1 for event in events)
 
 
 def test_every_boundary() -> None:
     stream = 'data: {"a": "€🐋"}\r\n\r\n: ping\r\n\r\nevent: x\ndata: 1\ndata: 2\n\ndata: [DONE]\n\n'.encode()
     for cut in range(len(stream)):
-        splitter, scanner = EventSplitter(), EventScanner()
+        splitter = EventSplitter()
         events = splitter.feed(stream[:cut]) + splitter.feed(stream[cut:])
         assert len(events) == 4 and b"".join(events) == stream
-        assert scanner.feed(stream[:cut]) + scanner.feed(stream[cut:]) == 3
 
 
 def test_an_event_without_end() -> None:
