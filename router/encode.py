@@ -17,6 +17,7 @@ from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import HopFailed, ask
 from deepinfer_router.http_client import UpstreamError
 from deepinfer_router.journey import Journey
+from deepinfer_router.lease import Lease
 from deepinfer_router.media import Encoded, encoder_body, media_parts
 from deepinfer_router.metrics import counter
 from deepinfer_router.roles import Role
@@ -60,17 +61,20 @@ class Encoding:
         bodies = [encoder_body(request.api, request.fields, part) for part in parts]
         params: dict[str, Any] = {}
         if len(bodies) == 1:
-            params = await self._encode(journey, bodies[0], len(parts))
+            params = await self._encode(journey, bodies[0], 0, len(parts))
         else:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._encode(journey, body, len(parts))) for body in bodies]
+                tasks = [
+                    group.create_task(self._encode(journey, body, number, len(parts)))
+                    for number, body in enumerate(bodies)
+                ]
             for task in tasks:
                 params |= task.result()
         if params:
             journey.changes = {**journey.changes, "ec_transfer_params": params}
 
-    async def _encode(self, journey: Journey, body: bytes, images: int) -> dict[str, Any]:
-        """What an encoder says of one image; empty where none does."""
+    async def _encode(self, journey: Journey, body: bytes, number: int, images: int) -> dict[str, Any]:
+        """What an encoder says of one image, the `number`th of so many; empty where none does."""
         known = self._encoded.find(body, self._clock())
         if known is not None:
             IMAGES.labels("known").inc()
@@ -84,7 +88,7 @@ class Encoding:
             engine = pick.target.engine
             with self._fleet.book(pick.target, work, Role.ENCODE, self._policy.seconds(work)) as lease:
                 try:
-                    return await self._ask(journey, lease.target.engine, body, lease)
+                    return await self._ask(journey, lease, body, number)
                 except HopFailed as failure:
                     IMAGES.labels(failure.kind).inc()
                     if failure.kind == "pressure":
@@ -94,9 +98,13 @@ class Encoding:
                     work.excluded += (engine.id,)
         return {}
 
-    async def _ask(self, journey: Journey, engine: Any, body: bytes, lease: Any) -> dict[str, Any]:
-        exchange = journey.exchange
-        headers = [*(h for h in journey.headers if h[0] != b"content-type"), (b"content-type", b"application/json")]
+    async def _ask(self, journey: Journey, lease: Lease, body: bytes, number: int) -> dict[str, Any]:
+        """Raises HopFailed."""
+        exchange, engine = journey.exchange, lease.target.engine
+        headers = [header for header in journey.headers if header[0] not in (b"content-type", b"x-request-id")]
+        headers.append((b"content-type", b"application/json"))
+        # Images of one request may meet at one engine, which tells requests apart by their ids.
+        headers.append((b"x-request-id", b"%b-image-%d" % (journey.request.request_id, number)))
         response = await ask(self._upstreams, lease, exchange.method, exchange.path, headers, body, self._patience_s)
         try:
             said = await response.read(_MAX_BYTES, stall_s=self._patience_s)
