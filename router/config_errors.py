@@ -1,12 +1,14 @@
 """One line of a pydantic error: which setting, its value, what is allowed, what it is for."""
 
+import re
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-_SECRET = ("key", "token", "secret", "password", "headers", "salt")
+_SECRET = frozenset(("key", "keys", "sha256", "token", "secret", "password", "headers", "salt"))
+"""Words of names whose values may be secrets, also where somebody has put one by mistake."""
 
 
 def one_line(error: ValidationError, model: type[BaseModel]) -> str:
@@ -38,7 +40,7 @@ def _one_of(names: list[str]) -> str:
 
 
 def _shown(path: str, value: Any) -> str:
-    if any(word in path.lower() for word in _SECRET):
+    if not _SECRET.isdisjoint(re.split(r"[._]", path.lower())):
         return "its value"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -143,10 +143,27 @@ def test_addresses_have_one_form(given: str, url: str) -> None:
     assert checked({"engines": [given]}, "here").engines[0].url == url
 
 
-def test_the_value_of_a_secret_is_not_said() -> None:
-    with pytest.raises(RouterConfigError, match="admin.token: its value: ") as refused:
-        checked({"engines": ["a:1"], "admin": {"token": "hunter2"}}, "here")
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"admin": {"token": "hunter2"}},
+        {"identity": {"keys": [{"name": "a", "sha256": "hunter2"}]}},
+        {"identity": {"keys": [{"name": "a", "sha256": "hunter2", "file": "f"}]}},
+        {"identity": {"everybody": {"cache_salt": "hunter2/@"}}},
+        {"tracing": {"headers": {"authorization": ["hunter2"]}}},
+        {"store": {"socket": "s", "token_env": ["hunter2"]}},
+    ],
+    ids=repr,
+)
+def test_the_value_of_a_secret_is_not_said(secret: dict[str, Any]) -> None:
+    with pytest.raises(RouterConfigError, match=": its value: ") as refused:
+        checked({"engines": ["a:1"], **secret}, "here")
     assert "hunter2" not in str(refused.value)
+
+
+def test_numbers_of_tokens_are_no_secrets() -> None:
+    with pytest.raises(RouterConfigError, match=r"here: entry\.image_tokens: -1: should be greater"):
+        checked({"engines": ["a:1"], "entry": {"image_tokens": -1}}, "here")
 
 
 def test_not_yaml(tmp_path: Path) -> None:
