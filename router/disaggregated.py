@@ -71,7 +71,7 @@ class Disaggregated:
             )
         except asyncio.CancelledError:
             # Where the decode engine was asked, leaving it frees the blocks too; asking once more is harmless.
-            if self.handover.pinned(answer) and not journey.first_token_at:
+            if self.handover.pinned(answer) and not placed.decode.held_tokens:
                 self._free(journey, placed.decode, params)
             raise
 
@@ -91,8 +91,11 @@ class Disaggregated:
             except HopFailed as failure:
                 lease.release(failure.kind)
                 PREFILLS.labels(failure.kind).inc()
+                again = self._failover.may_reroute(journey, failure)
+                if not again and journey.exchange.started:
+                    raise  # to where it is blamed, and the stream ended
                 self._failover.blame(journey, failure)
-                if not self._failover.may_reroute(journey, failure):
+                if not again:
                     self._failover.give_up(journey, failure)
                     placed.decode.release("unused")
                     return None
@@ -106,6 +109,8 @@ class Disaggregated:
                 self._fleet.succeeded(lease.target.engine)
             else:
                 PREFILLS.labels("rejected").inc()
+                if journey.exchange.started:
+                    raise HopFailed(lease.target.engine, "rejected", "the prefill was rejected", answer=said)
                 journey.outcome = "rejected"
                 self._delivery.pass_on(journey, said)
                 placed.decode.release("unused")

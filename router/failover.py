@@ -76,12 +76,14 @@ class Failover:
 
     async def next(self, journey: Journey, failure: HopFailed) -> Placed | None:
         """Where to go on; None: the client has been told all that there is to tell. Raises Refusal."""
-        if failure.kind == "rejected":  # the request's fault: no engine is blamed, and none asked again
-            self.give_up(journey, failure)
-            return None
-        self.blame(journey, failure)
+        rejected = failure.kind == "rejected"  # the request's fault: no engine is blamed, and none asked again
+        if not rejected:
+            self.blame(journey, failure)
         if journey.exchange.started:
             return await self._resuming.again(journey, failure)
+        if rejected:
+            self.give_up(journey, failure)
+            return None
         if self.may_reroute(journey, failure):
             if journey.transcript is not None:
                 journey.transcript = self._resuming.transcript(journey.request)

@@ -65,7 +65,7 @@ class Resuming:
             journey.outcome = "served"
             RESUMES.labels("finished").inc()
             return None
-        why = self._why_not(journey)
+        why = "rejected" if failure.kind == "rejected" else self._why_not(journey)
         placed = None
         if not why:
             placed = await self._replacement.find(journey)

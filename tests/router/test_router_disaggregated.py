@@ -216,6 +216,20 @@ def test_of_two_prefills_that_fail_the_client_is_told_and_all_is_counted_once() 
     run(main)
 
 
+@pytest.mark.parametrize("how", [503, 400])
+def test_a_stream_that_nobody_prefills_again_ends_with_an_error(how: int) -> None:
+    async def main() -> None:
+        shared = in_turn(prefilled(NIXL), answer({"error": {"message": "no"}}, how))
+        cut = generates(IDS, until=3, then="close")
+        async with routed(prefill=[shared, shared], decode=[cut, cut], failure={"resume": True}) as router:
+            reply = await router.ask(messages=MESSAGE, stream=True)
+            assert (reply.status, reply.whole) == (200, False)
+            assert reply.error["code"] == "upstream_lost"
+            await router.settled()
+
+    run(main)
+
+
 def test_without_another_prefill_engine_the_decode_engine_does_it() -> None:
     async def main() -> None:
         async with routed(prefill=[broken("reset")], decode=[generates(IDS)]) as router:
