@@ -29,7 +29,7 @@ class _Sides(NamedTuple):
 class _View:
     """One list of targets, sorted for each group when first asked."""
 
-    __slots__ = ("_places", "_sides", "one_kind", "targets", "version")
+    __slots__ = ("_places", "_sides", "one_kind", "pools", "targets", "version")
 
     def __init__(self, targets: Sequence[Target], places: list[tuple[Pools, int]], version: int) -> None:
         """`places`: of each target its pool, and its group there."""
@@ -37,6 +37,7 @@ class _View:
         self.version = version
         self.one_kind = len({target.engine.kind for target in targets}) == 1
         self._places = places
+        self.pools = list({id(pool): pool for pool, _ in places}.values())
         self._sides: dict[int, _Sides] = {}
 
     def sides(self, group: int) -> _Sides:
@@ -82,17 +83,15 @@ class PrefillPolicy:
         """
         if not targets:
             return 0.0
-        self._view(targets)
-        engine = targets[0].engine
         q = work.uncached_tokens
         c = work.prompt_tokens - q
-        seconds = self.costs.of(engine.kind).seconds(q, c if c > 0 else 0)
+        seconds = self.costs.of(targets[0].engine.kind).seconds(q, c if c > 0 else 0)
         self.arrived_seconds += seconds
         self.arrived_tokens += q
-        pool = self.pool(engine)
-        pool.observe(work, seconds, now)
-        if pool.update(now):
-            self._version += 1
+        for pool in self._view(targets).pools:
+            pool.observe(work, seconds, now)
+            if pool.update(now):
+                self._version += 1
         return seconds
 
     def lane(self, work: Work) -> Hashable:
@@ -195,7 +194,9 @@ class PrefillPolicy:
         tokens: engines without a queue for prefill differ by what they decode. The rest by chance."""
         choices = self._config.choices
         if choices and len(targets) > choices:
-            targets = rng.sample(targets, choices)
+            if excluded:
+                targets = [target for target in targets if target.engine.id not in excluded]
+            targets = rng.sample(targets, min(choices, len(targets)))
         best, least, fewest = None, inf, inf
         ties = 1
         mean_s = mean_held = -1.0

@@ -313,6 +313,30 @@ def test_a_worker_serves_lengths_by_engines_that_another_has_chosen() -> None:
         assert pick.target.engine.id in ids.split()
 
 
+def test_engines_that_only_prefill_have_groups_beside_some_that_decode_too() -> None:
+    whole, targets = fleet(1, kind="", roles=PREFILL | {Role.DECODE}), fleet(5)[1:]
+    router, targets = policy(), whole + targets
+    cut(router, targets, [30, 30, 30, 30])
+    served = [
+        {
+            pick.target.engine.id
+            for seed in range(40)
+            if (pick := router.pick(Work(prompt_tokens=length), targets, 20.0, Random(seed)))
+        }
+        for length in LENGTHS
+    ]
+    assert [len(ids) for ids in served] == [2, 2, 2, 2]  # its own engine, and the one that is in no group
+    assert set.intersection(*served) == {"00"}
+
+
+def test_a_sample_is_drawn_from_those_that_have_not_failed() -> None:
+    router, targets = policy(choices=2, pools=False), fleet(2, ranks=8)
+    for seed in range(50):
+        pick = router.pick(Work(prompt_tokens=10, excluded=("00",)), targets, 0.0, Random(seed))
+        assert pick is not None
+        assert (pick.target.engine.id, pick.reason) == ("01", "in_group")
+
+
 def test_works_of_one_model_and_group_share_a_lane() -> None:
     router = policy()
     lanes = [router.lane(Work(model=model, prompt_tokens=tokens)) for model in "ab" for tokens in (0, 9, *LENGTHS)]
