@@ -24,6 +24,7 @@ from deepinfer_router.flow import Flow
 from deepinfer_router.handover import Handover, TwoStep
 from deepinfer_router.handover_mooncake import Mooncake
 from deepinfer_router.media import Encoded
+from deepinfer_router.model_list import ModelList
 from deepinfer_router.observer import Observer
 from deepinfer_router.placement import Placer
 from deepinfer_router.prefill import PrefillPolicy
@@ -95,6 +96,7 @@ class App:
             encoding,
             failover,
             resuming,
+            ModelList(self.fleet, self.upstreams),
             self.budget,
             self.admission,
             self.observer,

@@ -6,7 +6,7 @@ from functools import partial
 
 from deepinfer_router import error_body
 from deepinfer_router.admission import Admission
-from deepinfer_router.api import Api, api_of
+from deepinfer_router.api import Api, Kind, api_of
 from deepinfer_router.delivery import Delivery
 from deepinfer_router.disaggregated import Disaggregated
 from deepinfer_router.encode import Encoding
@@ -20,6 +20,7 @@ from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import HopFailed
 from deepinfer_router.http_server import STOPPING
 from deepinfer_router.journey import Journey
+from deepinfer_router.model_list import ModelList
 from deepinfer_router.observer import Observer
 from deepinfer_router.placement import Placed, Placer, give_back
 from deepinfer_router.resume import hop_changes
@@ -44,6 +45,7 @@ class Flow:
         encoding: Encoding,
         failover: Failover,
         resuming: Resuming,
+        models: ModelList,
         budget: RetryBudget,
         admission: Admission,
         observer: Observer,
@@ -58,6 +60,7 @@ class Flow:
         self._encoding = encoding
         self._failover = failover
         self._resuming = resuming
+        self._models = models
         self._budget = budget
         self._admission = admission
         self._observer = observer
@@ -94,6 +97,9 @@ class Flow:
 
     async def _serve(self, journey: Journey) -> None:
         self._budget.request(self._clock())
+        if journey.request.api.kind is Kind.MODELS and self._models.several():
+            await self._models.answer(journey)
+            return
         placed: Placed | None = await self._begin(journey)
         try:
             while placed is not None:

@@ -59,16 +59,18 @@ class Routed:
     def targets(self) -> list[Target]:
         return [target for engine in self.app.fleet.engines.values() for target in engine.targets]
 
-    async def ask(self, path: str = CHAT, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
+    async def ask(
+        self, path: str = CHAT, headers: dict[str, str] | None = None, *, method: str = "POST", **fields: Any
+    ) -> Reply:
         """A request of a client that waits for everything."""
-        reader, writer = await self.send(path, headers, **fields)
+        reader, writer = await self.send(path, headers, method=method, **fields)
         try:
             return await read_reply(reader)
         finally:
             writer.close()
 
     async def send(
-        self, path: str = CHAT, headers: dict[str, str] | None = None, **fields: Any
+        self, path: str = CHAT, headers: dict[str, str] | None = None, *, method: str = "POST", **fields: Any
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A request whose answer is for the test to read."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -76,7 +78,7 @@ class Routed:
         body = json.dumps({"model": "m", **prompt, **fields}).encode()
         lines = {"host": "router", "content-length": str(len(body)), **(headers or {})}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        writer.write(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
         await writer.drain()
         return reader, writer
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from routed import routed
-from scripted_engine import answer, streamed
+from scripted_engine import Act, answer, broken, streamed
 from scripted_stream import stream, told
 
 from deepinfer_router.api import Kind
@@ -76,6 +76,26 @@ def test_a_websocket_goes_through_and_is_counted_until_it_ends() -> None:
             target = router.targets[0]
             assert (target.active, target.pending_seconds) == (1, 0)  # open for hours, it would pass for a prefill
             writer.close()
+            await router.settled()
+
+    asyncio.run(main())
+
+
+def test_models_of_all_kinds_of_engines_are_listed_once() -> None:
+    def serving(*names: str) -> Act:
+        return answer({"object": "list", "data": [{"id": name, "owned_by": names[0]} for name in names]})
+
+    async def main() -> None:
+        acts = [serving("a", "both"), serving("a", "both"), serving("b", "both"), broken("reset")]
+        async with routed(acts) as router:
+            engines = list(router.app.fleet.engines.values())
+            reply = await router.ask("/v1/models", method="GET")
+            assert len(reply.json["data"]) == 2  # all alike: what one of them says
+            for engine, models in zip(engines, (("a",), ("a",), ("b",), ("c",)), strict=True):
+                engine.models = models
+            router.app.fleet.changed()
+            reply = await router.ask("/v1/models", method="GET")
+            assert [entry["id"] for entry in reply.json["data"]] == ["a", "both", "b"]
             await router.settled()
 
     asyncio.run(main())
