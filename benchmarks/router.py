@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from facts import ROOT, facts
 
@@ -39,11 +40,26 @@ def main() -> None:
             from proxy.scenes import failure_rows
 
             results["absolute"], results["failures"] = failure_rows(Path(scratch), args.aborts, programs, _say)
+            results["absolute"] += _beside(Path(scratch), args.rounds, args.seconds, results)
     lost = losses(results["rounds"])
     results["notes"] = ["Where others take less:", "", *lost] if lost else []
     page = write(results, args.out)
     print(page.read_text())
     sys.exit(any(limit["verdict"] == "not met" for limit in results["limits"]))
+
+
+def _beside(scratch: Path, rounds: int, seconds: float, results: dict[str, Any]) -> list[Any]:
+    """Limits on what CHECK adds, and on what large prompts do to others; their numbers go to `results`."""
+    from proxy.large import measure as large
+    from proxy.store import check_ms, recipe
+
+    results["check_added_ms"] = check_ms(scratch, rounds, seconds, _say)
+    rows: list[Any] = [("CHECK of 16,384 tokens adds: ms", results["check_added_ms"], 3.0)]
+    for name, config in (("passed on", ""), ("encoded by recipe", recipe(scratch / "large-recipe"))):
+        _say(f"prompts of 1 MB, {name}")
+        results[f"large, {name}"] = found = large(scratch, 10 * seconds, config)
+        rows.append((f"event loop's lag, p99, prompts of 1 MB {name}: ms", [found["loop_lag_p99_ms"]], 5.0))
+    return rows
 
 
 def _say(text: str) -> None:

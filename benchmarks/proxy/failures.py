@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from proxy.contenders import Running
 from proxy.tools import OTHER_CORE, Process, request
@@ -128,11 +127,10 @@ def stalled_seconds(port: int, engines: list[Engine]) -> tuple[float, bool]:
 
 def aborts(running: Running, engines: list[Engine], count: int) -> dict[str, float]:
     """Clients that leave at random moments; what is left of them in engines and proxy."""
-    for _ in range(20):
-        post(running.port, CHAT)
+    _leave(running.port, range(count, count + count // 4))  # what is allocated once is there then
+    post(running.port, CHAT)
     files, rss = running.process.open_files(), running.process.rss_mb()
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda number: _abort(running.port, number), range(count)))
+    _leave(running.port, range(count))
     _until(lambda: not any(engine.state()["running"] for engine in engines))
     deadline = time.monotonic() + 10  # idle connections to engines are kept for some seconds
     while running.process.open_files() > files and time.monotonic() < deadline:
@@ -146,10 +144,15 @@ def aborts(running: Running, engines: list[Engine], count: int) -> dict[str, flo
     }
 
 
+def _leave(port: int, numbers: range) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda number: _abort(port, number), numbers))
+
+
 def _abort(port: int, number: int) -> None:
     rng = random.Random(number)
     body = request({**CHAT, "max_tokens": 200, "stream": rng.random() < 0.7})
-    with socket.create_connection(("127.0.0.1", urlsplit(f"//x:{port}").port), timeout=MOST_SECONDS) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=MOST_SECONDS) as client:
         client.sendall(body[: rng.randrange(1, len(body))] if rng.random() < 0.2 else body)
         client.settimeout(rng.random() * 0.05 + 1e-4)
         with suppress(OSError):

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from proxy import contenders
+from proxy import contenders, store
 from proxy.contenders import Running
 from proxy.tools import Measured, engines, load, request
 
 OURS, ROUND_ROBIN, CACHE_AWARE, HAPROXY = "ours", "vllm-router round_robin", "vllm-router cache_aware", "haproxy"
+OURS_ALL = "ours, recipe and CHECK"
 OURS_PD, VLLM_PD, DIRECT = "ours, P/D", "vllm-router, P/D", "direct"
 CHAT = {
     "model": "mock",
@@ -56,6 +57,7 @@ CONTESTS = {
 PD_CONTESTS = ("request of 4 KB",)
 """A shorter prompt is not worth a second engine to ours, which then asks one alone."""
 DIRECT_CONTESTS = ("idle", "one connection")
+ALL_CONTESTS = ("request", "request of 4 KB", "request of 32 KB", "idle")
 
 
 def measure(
@@ -71,6 +73,10 @@ def measure(
             ),
             DIRECT: None,
         }
+        section, _ = stack.enter_context(store.daemon(scratch))
+        config = store.recipe(scratch) + section
+        settings = ["--engines", ",".join(urls)]
+        proxies[OURS_ALL] = stack.enter_context(contenders.ours(scratch, "ours-all", settings, config))
         if vllm_router:
             for name, policy in ((ROUND_ROBIN, "round_robin"), (CACHE_AWARE, "cache_aware")):
                 settings = ["--worker-urls", *urls, "--policy", policy]
@@ -128,6 +134,8 @@ def _round(
 def _takes_part(name: str, contest: str) -> bool:
     if name in (OURS_PD, VLLM_PD):
         return contest in PD_CONTESTS
+    if name == OURS_ALL:
+        return contest in ALL_CONTESTS
     return name != DIRECT or contest in DIRECT_CONTESTS
 
 
