@@ -6,19 +6,18 @@ For tests, benchmarks and trying out a router's configuration. One event loop's 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from deepinfer_simulator import engine_pooling as pooling
 from deepinfer_simulator import engine_tokens as tokens
 from deepinfer_simulator.engine_answers import Answer, ChatAnswer
 from deepinfer_simulator.engine_completions import CompletionAnswer, GenerateAnswer
 from deepinfer_simulator.engine_config import EngineConfig
+from deepinfer_simulator.engine_control import control
 from deepinfer_simulator.engine_faults import Faults
 from deepinfer_simulator.engine_generation import Generation
 from deepinfer_simulator.engine_http import Connection, Ended, Request
@@ -125,7 +124,7 @@ class MockEngine:
         self.counts["requests"] += 1
         self.counts[path] += 1
         if path.startswith("/mock/"):
-            await self._control(request)
+            await control(self, request)
         elif path == "/health":
             await request.answer(503 if "unhealthy" in self.faults else 200, b"")
         elif path == "/metrics":
@@ -149,7 +148,7 @@ class MockEngine:
                 wait = [] if fault.retry_after_s is None else [(b"retry-after", b"%d" % fault.retry_after_s)]
                 self.counts["refused"] += 1
                 await request.answer(
-                    fault.status, self._error(request.path, fault.status, "a fault that was asked for"), wait
+                    fault.status, self.error(request.path, fault.status, "a fault that was asked for"), wait
                 )
             elif request.path in GENERATING:
                 await self._generate(request)
@@ -157,7 +156,7 @@ class MockEngine:
                 await self._rest(request)
         except Refused as refused:
             self.counts["refused"] += 1
-            await request.answer(refused.status, self._error(request.path, refused.status, refused.message))
+            await request.answer(refused.status, self.error(request.path, refused.status, refused.message))
         except Ended:
             self.counts["broken"] += 1
             raise
@@ -210,57 +209,9 @@ class MockEngine:
             raise Refused(400, f"data_parallel_rank {wanted} is out of range [0, {len(self.ranks)}).")
         return self.ranks[int(wanted)]
 
-    def _error(self, path: str, status: int, message: str) -> dict[str, Any]:
+    def error(self, path: str, status: int, message: str) -> dict[str, Any]:
+        """In the form of the API that is asked."""
         kind = "invalid_request_error" if status < 500 else "internal_server_error"
         if path.startswith("/v1/messages"):
             return {"type": "error", "error": {"type": kind, "message": message}}
         return {"error": {"message": message, "type": kind, "param": None, "code": status}}
-
-    async def _control(self, request: Request) -> None:
-        """/mock/state, /mock/faults (POST {kind, ...}, DELETE), /mock/restart?SECONDS, and the way of the blocks."""
-        what, _, rest = request.path.removeprefix("/mock/").partition("/")
-        if what == "kv":
-            how, _, name = rest.partition("/")
-            meant = f"engine={self.engine_id}" in request.query
-            tokens_held = (
-                await self.transfer.give(unquote(name), how == "read" and "wait=1" in request.query) if meant else 0
-            )
-            await request.answer(200, str(tokens_held).encode())
-        elif what == "faults":
-            await self._set_faults(request)
-        elif what == "restart":
-            asyncio.get_running_loop().call_soon(self._in_background, self.restart(float(request.query or 0)))
-            await request.answer(200, {})
-        elif what == "state":
-            leases = {"held": len(self.transfer.leases), "expired": self.transfer.expired}
-            await request.answer(200, {"counts": self.counts, "running": self.running, "leases": leases})
-        else:
-            await request.answer(404, self._error(request.path, 404, "there are state, faults and restart"))
-
-    async def _set_faults(self, request: Request) -> None:
-        if request.method == "DELETE":
-            self.faults.clear()
-        else:
-            try:
-                fault = self.faults.set(**request.json())
-            except (TypeError, ValueError) as error:
-                await request.answer(400, self._error(request.path, 400, str(error)))
-                return
-            if fault.kind == "refuse":
-                self.refuse()
-                self._in_background(self._refuse_for(fault.seconds))
-        await request.answer(200, {})
-
-    async def _refuse_for(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        self.faults.clear("refuse")
-        with contextlib.suppress(OSError):
-            await self.listen_again()
-
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        _background.add(task)
-        task.add_done_callback(_background.discard)
-
-
-_background: set[asyncio.Task[Any]] = set()

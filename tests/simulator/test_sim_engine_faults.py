@@ -127,6 +127,21 @@ def test_faults_are_set_over_the_control_endpoint() -> None:
     run(work())
 
 
+def test_restart_over_the_control_endpoint() -> None:
+    async def work() -> None:
+        async with mock_engines() as (engine,):
+            before = engine.engine_id
+            for query, status in ((b"soon", b"400"), (b"0.01", b"200")):
+                request = b"POST /mock/restart?%b HTTP/1.1\r\ncontent-length: 0\r\n\r\n" % query
+                assert (await ask(engine, request, b"}"))[0].split()[1] == status
+            await until(lambda: engine.engine_id != before)
+            while (await ask(engine))[1] == "refused":
+                await asyncio.sleep(0.01)
+            assert (await ask(engine))[1] == "complete"
+
+    run(work())
+
+
 def test_a_client_that_leaves_is_an_abort() -> None:
     async def work() -> None:
         async with mock_engines(1, EngineConfig(time_scale=1.0)) as (engine,):
