@@ -6,7 +6,7 @@ from typing import Any
 from deepinfer_router import error_body
 from deepinfer_router.failure_config import FailureConfig
 from deepinfer_router.fleet import Fleet
-from deepinfer_router.hop import Answer, HopFailed, ask, for_rank
+from deepinfer_router.hop import Answer, HopFailed, ask, for_rank, judged
 from deepinfer_router.http_client import UpstreamError, UpstreamResponse
 from deepinfer_router.http_headers import end_to_end
 from deepinfer_router.journey import Journey
@@ -17,7 +17,7 @@ from deepinfer_router.sse import EventSplitter, EventTooLong
 from deepinfer_router.transcript import Transcript
 from deepinfer_router.upstreams import Upstreams
 from deepinfer_router.usage import MARK, with_cached
-from deepinfer_router.websocket import tunnel
+from deepinfer_router.websocket import change
 
 _EVENT_STREAM = b"text/event-stream"
 
@@ -39,18 +39,21 @@ class Delivery:
             HopFailed: it did not answer, or not to the end. Where the exchange has `started`, only a resume can follow.
         """
         exchange, request = journey.exchange, journey.request
-        if exchange.upgrade is not None:
-            await self._change(journey, lease)
-            return
         journey.sent_at = now = self._clock()
         engine = lease.target.engine
         journey.engine = engine.id
         patience = self.patience(journey, now, predicted_s)
-        if lease.seconds and not request.stream:
-            self._guess.expect(lease, predicted_s)
-        response = await ask(
-            self._upstreams, lease, exchange.method, exchange.path, journey.headers, journey.body(changes), patience
-        )
+        if exchange.upgrade is not None:
+            found = await self._change(journey, lease, self.prefill_patience(journey, now, predicted_s))
+            if found is None:
+                return
+            response = found
+        else:
+            if lease.seconds and not request.stream:
+                self._guess.expect(lease, predicted_s)
+            response = await ask(
+                self._upstreams, lease, exchange.method, exchange.path, journey.headers, journey.body(changes), patience
+            )
         journey.answering = lease
         try:
             transcript = journey.transcript
@@ -85,17 +88,20 @@ class Delivery:
             kind = "stalled" if outcome == "stalled" else "lost"
             raise HopFailed(engine, kind, f"engine {engine.id} did not end its answer ({kind})")
 
-    async def _change(self, journey: Journey, lease: Lease) -> None:
-        """Another protocol from here on: bytes, both ways. Raises HopFailed as `deliver` does."""
-        target = lease.target
+    async def _change(self, journey: Journey, lease: Lease, patience: float) -> UpstreamResponse | None:
+        """Another protocol from here on: bytes, both ways; or what the engine answers instead. Raises HopFailed."""
+        exchange, target = journey.exchange, lease.target
         lease.first_token()  # what will be asked over it is not known here, and it may last for hours
         upstream = self._upstreams.of(target.engine)
         try:
-            outcome = await tunnel(journey.exchange, upstream, for_rank(target, journey.headers))
+            response = await change(exchange, upstream, for_rank(target, journey.headers), patience)
         except UpstreamError as error:
             raise HopFailed(target.engine, error.kind, error.message, sent=error.sent) from error
-        journey.outcome = "served" if outcome == "complete" else outcome
+        if response is not None:
+            return await judged(target.engine, response, patience)
+        journey.outcome = "client_gone" if exchange.closed else "served"
         lease.release("done")
+        return None
 
     def prefill_patience(self, journey: Journey, now: float, predicted_s: float) -> float:
         """Seconds that a prefill may take."""

@@ -188,9 +188,12 @@ class Exchange:
         """Let this be the last answer of its connection, if its head is not yet sent."""
         self._keep_alive = False
 
-    def tunnel(self, receive: Callable[[bytes], None]) -> None:
-        """From now on `receive` gets what the client sends, and `write_raw` writes what it reads, from an answer on."""
+    def tunnel(self, head: bytes, receive: Callable[[bytes], None]) -> None:
+        """Write `head`, which changes the protocol. From now on `receive` gets what the client sends, and `write_raw`
+        writes what it reads."""
         self._keep_alive = False
+        self.status = 101
+        self.write_raw(head)
         self.raw = receive
         ahead = self._connection.take_ahead()
         if ahead:

@@ -76,14 +76,22 @@ async def ask(
     headers = for_rank(target, headers)
     try:
         response = await upstreams.of(engine).send(method, path, headers, body, first_byte_s=first_byte_s)
-        if response.status < 400:
-            return response
-        judged = verdict(response.status)
-        if judged is Verdict.REJECTED:
-            return response
-        said = await response.read(MAX_ERROR_BYTES, stall_s=first_byte_s)
     except UpstreamError as error:
         raise HopFailed(engine, error.kind, error.message, sent=error.sent) from error
-    kind = "pressure" if judged is Verdict.PRESSURE else "status"
+    return await judged(engine, response, first_byte_s)
+
+
+async def judged(engine: Engine, response: UpstreamResponse, stall_s: float | None) -> UpstreamResponse:
+    """`response`, if it is such as `ask` gives. Raises HopFailed."""
+    try:
+        if response.status < 400:
+            return response
+        found = verdict(response.status)
+        if found is Verdict.REJECTED:
+            return response
+        said = await response.read(MAX_ERROR_BYTES, stall_s=stall_s)
+    except UpstreamError as error:
+        raise HopFailed(engine, error.kind, error.message, sent=error.sent) from error
+    kind = "pressure" if found is Verdict.PRESSURE else "status"
     answer = Answer(response.status, end_to_end(response.headers), said)
     raise HopFailed(engine, kind, f"engine {engine.id} answered {response.status}", answer=answer)

@@ -105,6 +105,15 @@ class Upstream:
             raise UpstreamError("connect", False, f"{self.url}: {error}") from None
         return made
 
+    def adopt(self, transport: asyncio.Transport, data: bytes) -> "asyncio.Future[UpstreamResponse]":
+        """The answer that begins with `data`, to a request sent over a connection by `open`: it is the pool's then."""
+        connection = EngineConnection(self)
+        connection.connection_made(transport)
+        answer = connection.send(b"", b"", False, None)
+        transport.set_protocol(connection)
+        connection.data_received(data)
+        return answer
+
     def head(self, method: bytes, path: bytes, headers: Headers, length: int, *, upgrade: bytes | None = None) -> bytes:
         """A request up to its body of `length` bytes."""
         lines = [b"%b %b" % (method, path), self._host_line]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from routed import routed
+from routed import CHAT, routed
 from scripted_engine import Act, answer, broken, streamed
 from scripted_stream import stream, told
 
@@ -97,5 +97,18 @@ def test_models_of_all_kinds_of_engines_are_listed_once() -> None:
             reply = await router.ask("/v1/models", method="GET")
             assert [entry["id"] for entry in reply.json["data"]] == ["a", "both", "b"]
             await router.settled()
+
+    asyncio.run(main())
+
+
+def test_a_body_with_an_upgrade_is_read_like_any() -> None:
+    """It would else reach an engine as the client wrote it: with another's salt, and past limits."""
+
+    async def main() -> None:
+        async with routed([answer()], identity={"everybody": {"cache_salt": "s"}}) as router:
+            for protocol in ("websocket", "h2c"):
+                asked = await router.ask(headers={"connection": "upgrade", "upgrade": protocol}, cache_salt="other")
+                assert asked.status == 200
+                assert router.engines[0].asked_on(CHAT)[-1].body["cache_salt"] == "s"
 
     asyncio.run(main())
