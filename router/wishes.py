@@ -12,6 +12,8 @@ from deepinfer_router.identity_config import CACHE_SALT, IdentityConfig, TtlClas
 from deepinfer_router.request import Request
 
 MAX_TENANT_CHARS = 128
+_TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
+"""What tells engines whose memory to read, and the store whose it is."""
 _TTL_CLASSES = frozenset(get_args(TtlClass))
 Headers = dict[bytes, bytes]
 
@@ -22,6 +24,7 @@ class Wishes:
     def __init__(self, config: IdentityConfig, has_store: bool) -> None:
         grants = (config.everybody, *config.keys)
         self._has_store = has_store
+        self._own_transfers = has_store or bool(config.keys)
         self._salts = has_store or any(one.cache_salt or "cache_salt" in one.may_set for one in grants)
         self._routes = [(one.prefix.encode(), one.ttl_class) for one in config.routes]
 
@@ -40,6 +43,8 @@ class Wishes:
             changes["priority"] = DROP
         if "tenant" in may_set:
             work.tenant = _text(headers, b"x-tenant", MAX_TENANT_CHARS) or work.tenant
+        if self._own_transfers:
+            _drop_transfers(fields, changes)
         if not self._salts:
             return
         salt, ttl_class = identity.cache_salt, identity.ttl_class
@@ -64,6 +69,24 @@ class Wishes:
             if work.tenant:
                 told["tenant"] = work.tenant
             changes["kv_transfer_params"] = {"kvstore": told}
+
+
+def _drop_transfers(fields: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Raises Refusal: they are where vLLM lets any argument through."""
+    for name in _TRANSFERS:
+        if name in fields:
+            changes[name] = DROP
+    sampling = fields.get("sampling_params")
+    through = {
+        "vllm_xargs": fields.get("vllm_xargs"),
+        "sampling_params.extra_args": sampling.get("extra_args") if isinstance(sampling, dict) else None,
+    }
+    for param, said in through.items():
+        if isinstance(said, dict) and not said.keys().isdisjoint(_TRANSFERS):
+            what = " and ".join(_TRANSFERS)
+            raise Refusal(
+                400, "not_allowed", f"{what} are not taken from clients: leave them out of {param}", param=param
+            )
 
 
 def _priority(headers: Headers, fields: dict[str, Any], otherwise: int) -> int:

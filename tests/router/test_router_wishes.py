@@ -49,6 +49,36 @@ def test_without_a_store_bodies_pass() -> None:
     assert sent(Grant(), fields=chat(**OWN), store=None) == chat(**OWN)
 
 
+@pytest.mark.parametrize("store", [STORE, None])
+def test_where_there_are_keys_no_client_says_whose_memory_is_read(store: StoreConfig | None) -> None:
+    key = ApiKey(name="k", sha256=sha256(b"k").hexdigest())
+    entry = Entry(identity=IdentityConfig(keys=(key,)), store=store)
+    for route in ("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/embeddings"):
+        fields = chat(**OWN, ec_transfer_params={"remote_host": "evil"})
+        body = orjson.loads(entry.read(received(route, fields, authorization="Bearer k")).body())
+        assert body.get("kv_transfer_params") in (None, {"kvstore": {}})
+        assert "ec_transfer_params" not in body
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("/v1/chat/completions", chat(vllm_xargs={"kv_transfer_params": "x"})),
+        ("/v1/chat/completions/batch", chat(vllm_xargs={"ec_transfer_params": 1})),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"extra_args": {"kv_transfer_params": {"remote_host": "evil"}}}},
+        ),
+    ],
+)
+def test_nor_where_vllm_lets_any_argument_through(route: str, fields: Any) -> None:
+    with pytest.raises(Refusal, match="leave them out of") as refused:
+        read(Grant(), route, fields)
+    assert refused.value.status == 400
+    assert read(Grant(), route, fields, store=None).changes == {}
+    read(Grant(), route, {**fields, "vllm_xargs": {"x": 1}, "sampling_params": {"extra_args": {"x": 1}}})
+
+
 def test_salts_without_a_store_keep_engines_own_caches_apart() -> None:
     assert sent(Grant(cache_salt="s"), fields=chat(cache_salt="other"), store=None)["cache_salt"] == "s"
     key = ApiKey(name="k", sha256=sha256(b"k").hexdigest(), cache_salt="s")
