@@ -284,9 +284,15 @@ class EngineConnection(asyncio.Protocol):
             self._held = False
             if not self._closed:
                 self._transport.resume_reading()
-        if clean and self._reusable and not self._closed:
+        if self._closed:
+            pass
+        elif self._transport.get_write_buffer_size():  # it answered before it had the request, which it may never read
+            self._closed = True
+            self.deadline = NEVER
+            self._transport.abort()
+        elif clean and self._reusable:
             self._pool.give_back(self)
-        elif not self._closed:
+        else:
             self.close()
         if response.sink is None:
             response.rest = body

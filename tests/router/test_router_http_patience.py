@@ -24,7 +24,7 @@ from router_http_case import (
 
 from deepinfer_router.engine_connection import EngineConnection
 from deepinfer_router.exchange import Exchange
-from deepinfer_router.http_client import UpstreamError
+from deepinfer_router.http_client import Upstream, UpstreamError
 from deepinfer_router.http_config import Limits, Timeouts
 from deepinfer_router.http_server import HttpServer
 
@@ -364,6 +364,31 @@ def test_what_an_engine_sends_behind_its_answer_reaches_nobody() -> None:
             proxy.engine.script = echo
             answered = await ask(proxy.port)
             assert (answered.body, answered.header(b"x-trailer")) == (b"GET / ", None)
+
+    case(run)
+
+
+@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
+def test_an_engine_that_answers_before_it_has_the_request(close: bytes) -> None:
+    """What it has not read would be in the way of the next request, or stay here as long as the engine likes."""
+
+    async def run(proxy: Proxy) -> None:
+        enough = asyncio.Event()
+
+        async def refuse(reader: Reader, writer: Writer) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 413 X\r\n" + close + b"content-length: 2\r\n\r\nno")
+            await enough.wait()  # and reads no more
+            writer.close()
+
+        engine = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1 << 10)
+        async with engine:
+            upstream = Upstream(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}")
+            for _ in range(2):
+                response = await upstream.send(b"POST", b"/", [], b"x" * (32 << 20))
+                assert (response.status, await response.read(2)) == (413, b"no")
+                await until(lambda: upstream.connections == 0)
+            enough.set()
 
     case(run)
 
