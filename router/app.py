@@ -103,6 +103,8 @@ class App:
             failure,
             clock,
         )
+        self.gate = self.entry.gate
+        """Refuses who may not ask."""
         self.handle = self._flow.handle
         """Answers one exchange: what an `HttpServer` is given."""
 

@@ -12,9 +12,9 @@ from deepinfer_router.entry_config import EntryConfig
 from deepinfer_router.errors import Refusal, RouterConfigError
 from deepinfer_router.grammar import Grammars
 from deepinfer_router.grammar_form import FORM_FIELDS
-from deepinfer_router.identity import Identities
+from deepinfer_router.identity import Identities, Identity
 from deepinfer_router.identity_config import IdentityConfig
-from deepinfer_router.request import Incoming, Request
+from deepinfer_router.request import Header, Incoming, Request
 from deepinfer_router.store_config import StoreConfig
 from deepinfer_router.token_estimate import TokenEstimate
 from deepinfer_router.wishes import Wishes
@@ -91,9 +91,7 @@ class Entry:
                 404 a path that is not to pass; 415 an encoded body.
         """
         headers = dict(exchange.headers)
-        identity = self.identities.everybody
-        if identity is None:
-            identity = self.identities.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        identity = self.identities.everybody or self._identity(headers)
         route = exchange.route
         api = api_of(exchange.method, route)
         if api is OTHER and self.config.unknown_routes == "refuse":
@@ -142,6 +140,11 @@ class Entry:
         identity.enter(None if api is MODELS else model, work.prompt_tokens)
         return request
 
+    def gate(self, headers: list[Header]) -> None:
+        """Raises Refusal: 401, whoever sends these headers need not send a body."""
+        if self.identities.everybody is None:
+            self._identity(dict(headers))
+
     async def prepare(self, request: Request) -> None:
         """What takes longer than `read` may: its grammar, tokens of a conversation, and what the store has of them.
 
@@ -165,6 +168,9 @@ class Entry:
             self._encoding.close()
         if self._store is not None:
             await self._store.close()
+
+    def _identity(self, headers: Headers) -> Identity:
+        return self.identities.find(headers.get(b"authorization"), headers.get(b"x-api-key"))
 
     def _lora(self, request: Request) -> Lora | None:
         adapter = self.config.adapters.get(request.work.lora)

@@ -18,7 +18,7 @@ class Limits(_Section):
     max_buffered_bytes: int = Field(
         default=1 << 30,
         ge=1,
-        description="Of all bodies that take more than one read, of a worker, at a time. More: 503.",
+        description="Of all bodies that take more than one read, or are compressed, of a worker, at a time. More: 503.",
     )
     max_header_bytes: int = Field(
         default=32 << 10, ge=1024, description="Request line and headers together. More: 431."

@@ -12,10 +12,13 @@ from deepinfer_router.exchange import Exchange, Handler
 from deepinfer_router.http_coding import decoded
 from deepinfer_router.http_config import Limits
 from deepinfer_router.listen import listening_socket
-from deepinfer_router.server_connection import LINGER_S, ServerConnection
+from deepinfer_router.metrics import gauge
+from deepinfer_router.server_connection import LINGER_S, Gate, ServerConnection
 
 _log = logging.getLogger(__name__)
-
+_BUFFERED = gauge(
+    "request_buffered_bytes", "Of bodies of requests that took more than one read, or were compressed."
+).labels()
 
 STOPPING = "the router stops before the end of this answer; ask again"
 
@@ -23,9 +26,19 @@ STOPPING = "the router stops before the end of this answer; ask again"
 class HttpServer:
     """Listeners and their connections, each request of which is given to `handler`. For the event loop's thread."""
 
-    def __init__(self, handler: Handler, limits: Limits | None = None, tls: ssl.SSLContext | None = None) -> None:
-        """What `handler` does not answer, or raises, becomes a 500; a Refusal its own status."""
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits | None = None,
+        tls: ssl.SSLContext | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        """What `handler` does not answer, or raises, becomes a 500; a Refusal its own status.
+
+        `gate` raises Refusal for whom no memory is spent: it is asked before a body is waited for, or decompressed.
+        """
         self.handler = handler
+        self.gate = gate
         self.limits = limits = limits or Limits()
         # Read with each request, and attributes of pydantic's models are slow.
         self.max_header_bytes = limits.max_header_bytes
@@ -38,7 +51,7 @@ class HttpServer:
         self.tasks: set[asyncio.Task[None]] = set()
         self.draining = False
         self.buffered_bytes = 0
-        """Of bodies that took more than one read, until their answers are complete."""
+        """Of bodies that took more than one read, or were compressed, until their answers are complete."""
         self._tls = tls
         self._listeners: list[asyncio.Server] = []
 
@@ -87,11 +100,26 @@ class HttpServer:
             await asyncio.sleep(0)
         return len(left)
 
+    def buffer(self, size: int) -> None:
+        """Count bytes of a body that is kept, to be given back by `unbuffer`. Raises Refusal: they are too many."""
+        self.buffered_bytes += size
+        _BUFFERED.inc(size)
+        if self.buffered_bytes > self.limits.max_buffered_bytes:
+            raise Refusal(503, "too_many_bytes", "bodies of too many requests are on their way", retry_after_s=1)
+
+    def unbuffer(self, size: int) -> None:
+        """They are kept no longer."""
+        self.buffered_bytes -= size
+        _BUFFERED.dec(size)
+
     async def run(self, exchange: Exchange, coding: bytes | None) -> None:
         """Have one exchange answered, whatever the handler does."""
+        inflated = 0
         try:
             if coding is not None:
                 exchange.body = await decoded(exchange.body, coding, self.limits.max_body_bytes)
+                inflated = len(exchange.body)
+                self.buffer(inflated)
                 exchange.headers = [header for header in exchange.headers if header[0] != b"content-encoding"]
             await self.handler(exchange)
         except Refusal as refusal:
@@ -109,6 +137,8 @@ class HttpServer:
                     _fail(exchange, Refusal(500, "internal_error", "the router gave no answer to this request"))
                 else:
                     exchange.abort()
+            if inflated:
+                self.unbuffer(inflated)
             self.tasks.discard(exchange.task)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 from asyncio import Transport
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from fcntl import ioctl
 from termios import TIOCOUTQ
 from typing import Any, Protocol, cast
@@ -15,18 +15,21 @@ from deepinfer_router.error_body import render
 from deepinfer_router.errors import Refusal
 from deepinfer_router.exchange import Exchange
 from deepinfer_router.http_config import Limits
-from deepinfer_router.http_headers import status_line
+from deepinfer_router.http_headers import Headers, status_line
 from deepinfer_router.http_request import END, Request
 from deepinfer_router.metrics import counter, gauge
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS = gauge("client_connections", "Open connections of clients.").labels()
-_BUFFERED = gauge("request_buffered_bytes", "Of bodies of requests that took more than one read.").labels()
 REFUSED = counter("http_refused", "Requests refused before they were whole, by why.", "reason")
 LINGER_S = 2.0
 """How long a refused client may go on sending before its connection is reset, so that it reads the answer first."""
 _AHEAD_BYTES = 64 << 10
 """Requests that a client may send before the one that is being answered is."""
+
+
+Gate = Callable[[Headers], object]
+"""Raises Refusal for who may not ask."""
 
 
 class Owner(Protocol):
@@ -42,8 +45,13 @@ class Owner(Protocol):
     connections: "set[ServerConnection]"
     tasks: set[asyncio.Task[None]]
     draining: bool
-    buffered_bytes: int
-    """Of bodies that took more than one read, until their answers are complete."""
+    gate: Gate | None
+
+    def buffer(self, size: int) -> None:
+        """Count bytes of a body that is kept. Raises Refusal: they are too many."""
+
+    def unbuffer(self, size: int) -> None:
+        """They are kept no longer."""
 
     def run(self, exchange: Exchange, coding: bytes | None) -> Coroutine[Any, Any, None]:
         """Have one exchange answered."""
@@ -134,7 +142,7 @@ class ServerConnection(asyncio.Protocol):
         server.deadlines.forget(self)
         self._ending = True
         self._request = None
-        self._count_buffered(-self._buffered)
+        self._unbuffer()
         self._client_gone()
 
     def pause_writing(self) -> None:
@@ -180,8 +188,7 @@ class ServerConnection(asyncio.Protocol):
         """Go on with what came ahead, or end."""
         self._exchange = None
         server = self._server
-        if self._buffered:
-            self._count_buffered(-self._buffered)
+        self._unbuffer()
         if not reusable or self._ending or server.draining:
             self._ending = True
             self._await_reader()
@@ -227,10 +234,10 @@ class ServerConnection(asyncio.Protocol):
         queued = ioctl(descriptor, TIOCOUTQ, bytes(4)) if descriptor >= 0 else bytes(4)
         return self._transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
-    def _count_buffered(self, size: int) -> None:
-        self._buffered += size
-        self._server.buffered_bytes += size
-        _BUFFERED.inc(size)
+    def _unbuffer(self) -> None:
+        if self._buffered:
+            self._server.unbuffer(self._buffered)
+            self._buffered = 0
 
     def _client_gone(self) -> None:
         exchange, self._exchange = self._exchange, None
@@ -282,9 +289,10 @@ class ServerConnection(asyncio.Protocol):
             if len(request.headers) > server.max_headers:
                 count, most = len(request.headers), server.max_headers
                 raise Refusal(431, "too_many_headers", f"the request has {count} headers, and at most {most} are read")
-            self._before_body(request, len(data) > end)
             length = request.length
-            if length is not None and len(data) - end >= length:
+            whole = length is not None and len(data) - end >= length
+            self._before_body(request, len(data) > end, whole)
+            if length is not None and whole:
                 self._begin(request, data[end : end + length], data[end + length :])
                 return
         except Refusal as refusal:
@@ -295,8 +303,11 @@ class ServerConnection(asyncio.Protocol):
         if len(data) > end:
             self._read_body(request, data[end:])
 
-    def _before_body(self, request: Request, begun: bool) -> None:
+    def _before_body(self, request: Request, begun: bool, whole: bool) -> None:
         """Answer an Expect. Raises Refusal: the body need not come."""
+        gate = self._server.gate
+        if gate is not None and (not whole or b"content-encoding" in request.framing):
+            gate(request.headers)
         limit = self._server.max_body_bytes
         if request.length is not None and request.length > limit:
             raise _too_large(request.length, limit)
@@ -315,11 +326,8 @@ class ServerConnection(asyncio.Protocol):
             if request.size > server.max_body_bytes:
                 raise _too_large(request.size, server.max_body_bytes)
             if rest is None:
-                self._count_buffered(len(data))
-                if server.buffered_bytes > server.limits.max_buffered_bytes:
-                    raise Refusal(
-                        503, "too_many_bytes", "bodies of too many requests are on their way", retry_after_s=1
-                    )
+                self._buffered += len(data)
+                server.buffer(len(data))
             else:
                 self._request = None
                 self._begin(request, request.body(), rest)
@@ -359,7 +367,7 @@ class ServerConnection(asyncio.Protocol):
         self._ending = True
         self._request = None
         self._buffer = b""
-        self._count_buffered(-self._buffered)
+        self._unbuffer()
         self.deadline = self._server.loop.time() + LINGER_S
         status, headers, body = render(refusal, OTHER)
         lines = [b"%b: %b\r\n" % header for header in headers]

@@ -16,6 +16,7 @@ from deepinfer_router.errors import RouterConfigError
 from deepinfer_router.exchange import Exchange
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.fleet_view import engines_of
+from deepinfer_router.http_headers import Headers
 from deepinfer_router.http_server import HttpServer
 from deepinfer_router.loop_lag import LoopLag
 from deepinfer_router.metrics import FAST_SECONDS, REGISTRY, histogram
@@ -31,6 +32,7 @@ class Application(Protocol):
     def fleet(self) -> Fleet: ...
     async def start(self) -> None: ...
     async def handle(self, exchange: Exchange) -> None: ...
+    def gate(self, headers: Headers) -> None: ...
     async def close(self) -> None: ...
     def why_not_ready(self) -> str: ...
     def status(self) -> dict[str, Any]: ...
@@ -83,7 +85,7 @@ class Worker:
         try:
             self._tls = config.http.tls
             self._context = self._tls.context() if self._tls else None
-            self._server = server = HttpServer(app.handle, config.http.limits, self._context)
+            self._server = server = HttpServer(app.handle, config.http.limits, self._context, app.gate)
             host, port = self._boot["listen"]
             await server.listen(host, port, reuse_port=True)
             loop.add_signal_handler(signal.SIGTERM, self._ending.set)

@@ -16,6 +16,7 @@ from deepinfer_router.channel import receive
 from deepinfer_router.config import RouterConfig
 from deepinfer_router.exchange import Exchange
 from deepinfer_router.fleet import Fleet
+from deepinfer_router.http_headers import Headers
 from deepinfer_router.metrics import counter
 from deepinfer_router.worker import Worker
 
@@ -52,6 +53,9 @@ class BareApp:
             answer = self.config.identity.everybody.tenant
         ANSWERS.inc()
         exchange.respond(200, [], json.dumps(answer).encode())
+
+    def gate(self, headers: Headers) -> None:
+        pass
 
     def why_not_ready(self) -> str:
         return "" if self.fleet.engines else "no engine"

@@ -152,7 +152,7 @@ async def routed(
         app = App(RouterConfig.model_validate({"engines": listed, **config}), seed=1)
         await app.start()
         stack.push_async_callback(app.close)
-        server = HttpServer(app.handle)
+        server = HttpServer(app.handle, app.config.http.limits, gate=app.gate)
         port = await server.listen("127.0.0.1", 0)
         stack.push_async_callback(server.drain, 0)
         yield Routed(app, server, port, engines)

@@ -39,6 +39,14 @@ def test_without_keys_everybody_may_ask() -> None:
     assert ask(Entry(), "anything").identity.name == ""
 
 
+def test_who_may_not_ask_need_not_send_a_body() -> None:
+    with pytest.raises(Refusal) as found:
+        entry(key("alice")).gate([(b"authorization", b"Bearer bob")])
+    assert (found.value.status, found.value.code) == (401, "invalid_api_key")
+    entry(key("alice")).gate([(b"authorization", b"Bearer alice")])
+    Entry().gate([])
+
+
 def test_keys_are_told_apart() -> None:
     two = entry(key("alice", tenant="a", priority=2), key("bob", tenant="b"))
     request = ask(two, "alice")

@@ -9,6 +9,7 @@ import pytest
 from router_http_case import (
     WAIT_S,
     Engine,
+    Headers,
     Proxy,
     Reader,
     Seen,
@@ -20,6 +21,7 @@ from router_http_case import (
     until,
 )
 
+from deepinfer_router.errors import Refusal
 from deepinfer_router.http_config import Limits
 from deepinfer_router.server_connection import REFUSED
 
@@ -253,6 +255,62 @@ def test_compressed_requests_that_are_refused(coding: bytes, data: bytes, status
         assert answer.status == status and proxy.engine.requests == []
 
     case(run, limits=Limits(max_body_bytes=100_000))
+
+
+def test_decompressed_bodies_count() -> None:
+    """A thousandth of their bytes came."""
+
+    async def run(proxy: Proxy) -> None:
+        body = gzip.compress(b"x" * 1_000_000)
+        gone = asyncio.Event()
+
+        async def script(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
+            await gone.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+        proxy.engine.script = script
+        coding = [(b"content-encoding", b"gzip")]
+        waiting = [asyncio.create_task(ask(proxy.port, b"POST", b"/", body, coding)) for _ in range(2)]
+        await until(lambda: len(proxy.engine.requests) == 2)
+        assert proxy.server.buffered_bytes == 2_000_000
+        refused = await ask(proxy.port, b"POST", b"/", body, coding)
+        assert refused.status == 503 and b"too_many_bytes" in refused.body
+        await until(lambda: proxy.server.buffered_bytes == 2_000_000)
+        gone.set()
+        assert [(await each).status for each in waiting] == [200, 200]
+        await until(lambda: proxy.server.buffered_bytes == 0)
+        assert (await ask(proxy.port, b"POST", b"/", body, coding)).status == 200
+
+    case(run, limits=Limits(max_buffered_bytes=2_500_000))
+
+
+def test_for_whom_the_gate_refuses_no_body_is_waited_for_or_decompressed() -> None:
+    async def run(proxy: Proxy) -> None:
+        def gate(headers: Headers) -> None:
+            if (b"x-api-key", b"right") not in headers:
+                raise Refusal(401, "invalid_api_key", "no")
+
+        proxy.server.gate = gate
+        right = [(b"x-api-key", b"right")]
+        for framing in (
+            b"content-length: 5",
+            b"transfer-encoding: chunked",
+            b"content-length: 5\r\nexpect: 100-continue",
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            writer.write(POST + framing + b"\r\n\r\n")
+            answer = await asyncio.wait_for(read_answer(reader), WAIT_S)
+            assert (answer.status, answer.header(b"connection")) == (401, b"close")
+            writer.close()
+        body = gzip.compress(b"x")
+        coding = (b"content-encoding", b"gzip")
+        assert (await ask(proxy.port, b"POST", b"/", body, [coding])).status == 401
+        assert proxy.engine.requests == []
+        assert (await ask(proxy.port, b"POST", b"/", body, [coding, *right])).body == b"POST / x"
+        big = b"x" * 3_000_000
+        assert (await ask(proxy.port, b"POST", b"/", big, right)).body == b"POST / " + big
+
+    case(run)
 
 
 @pytest.mark.parametrize("size", [6_000, 32_768, 65_536, 131_072, 4_200_000])
