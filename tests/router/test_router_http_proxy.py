@@ -68,6 +68,8 @@ def test_a_stream_is_handed_on_event_by_event() -> None:
 
 
 def test_a_first_event_is_not_held_for_the_second() -> None:
+    """HAProxy's default, and sglang-router 0.3.2 by 33 ms: tokens that wait for more before they are sent."""
+
     async def run(proxy: Proxy) -> None:
         gate = asyncio.Event()
 

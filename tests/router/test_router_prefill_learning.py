@@ -3,6 +3,7 @@
 import asyncio
 
 import orjson
+import pytest
 from routed import COMPLETIONS, LONG, Routed, routed
 from scripted_engine import Act, answer, broken, generates, prefilled, streamed
 from scripted_stream import stream
@@ -31,6 +32,24 @@ def test_a_stream_tells_how_long_its_prefill_took() -> None:
             assert fit.rejected == 0
 
     asyncio.run(main())
+
+
+def test_a_long_answer_makes_no_engine_look_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LiteLLM#40202: first-token times divided by the answer's tokens preferred slow engines with much to say."""
+    learnt_s: list[float] = []
+
+    async def main() -> None:
+        async with routed([generates([0, 1] * 100, first_s=0.3)]) as router:
+
+            def observe(kind: str, q: int, c: int, waited_s: float, seconds: float, now: float) -> None:
+                learnt_s.append(seconds - waited_s)
+
+            monkeypatch.setattr(router.app.prefill.costs, "observe", observe)
+            await router.ask(stream=True)
+            await router.settled()
+
+    asyncio.run(main())
+    assert len(learnt_s) == 1 and learnt_s[0] >= 0.3
 
 
 def test_an_answer_that_comes_whole_tells_nothing_for_its_decode_is_in_it() -> None:

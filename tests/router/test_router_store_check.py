@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -79,6 +80,22 @@ def test_salt_and_adapter_are_part_of_the_key(tmp_path: Path) -> None:
         hits = [asked(tmp_path, grant=Grant(cache_salt=salt))[0].work.hit_tokens for salt in ("s", "other", None)]
         assert hits == [10 * UNIT, 0, 0]
         assert asked(tmp_path, "mine")[0].work.hit_tokens == 2 * UNIT
+
+
+def test_keys_that_differ_are_seen_in_the_counts(root: Path, tmp_path: Path) -> None:
+    """LMCache#2511, vllm#51875, DingoCache#77: engines and router whose keys differ get no error, and no hit ever.
+
+    Hash seeds are part of a namespace's name; what can still differ is a salt. The alert asks for these two counters.
+    """
+    with storing(tmp_path) as store, daemon(tmp_path):
+        store_prompt(store, TOKENS, ExtraKeys(salt="the engine's"))
+        counters = (store_check.CHECKED_TOKENS.labels(), store_check.HIT_TOKENS.labels())
+        before = [counter.value for counter in counters]
+        (request,) = asked(tmp_path, grant=Grant(cache_salt="the router's"))
+        grown = [counter.value - old for counter, old in zip(counters, before, strict=True)]
+    assert (request.work.hit_tokens, grown) == (0, [len(TOKENS), 0])
+    (rule,) = re.findall("alert: NoStoreHits.*?for:", (root / "deploy/router-alerts.yaml").read_text(), re.DOTALL)
+    assert "checked_tokens_total[30m]) > 1000" in rule and "check_hit_tokens_total[30m]) == 0" in rule
 
 
 def test_conversations_go_on(tmp_path: Path) -> None:
