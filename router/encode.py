@@ -16,6 +16,7 @@ from deepinfer_router.encoder import EncoderPolicy
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import HopFailed, ask
 from deepinfer_router.http_client import UpstreamError
+from deepinfer_router.http_headers import uncoded
 from deepinfer_router.journey import Journey
 from deepinfer_router.lease import Lease
 from deepinfer_router.media import Encoded, encoder_body, media_parts
@@ -101,7 +102,7 @@ class Encoding:
     async def _ask(self, journey: Journey, lease: Lease, body: bytes, number: int) -> dict[str, Any]:
         """Raises HopFailed."""
         exchange, engine = journey.exchange, lease.target.engine
-        headers = [header for header in journey.headers if header[0] not in (b"content-type", b"x-request-id")]
+        headers = [header for header in uncoded(journey.headers) if header[0] not in (b"content-type", b"x-request-id")]
         headers.append((b"content-type", b"application/json"))
         # Images of one request may meet at one engine, which tells requests apart by their ids.
         headers.append((b"x-request-id", b"%b-image-%d" % (journey.request.request_id, number)))

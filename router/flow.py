@@ -135,6 +135,8 @@ class Flow:
         if self._resuming.wanted(request):
             journey.transcript = self._resuming.transcript(request)
             journey.changes = {**journey.changes, **hop_changes(api.kind)}
+        if journey.splits or journey.transcript is not None:
+            journey.read_here()
         seconds = self._placer.arrive(work, shape)
         place = partial(self._placer.place, work, journey.splits)
         return await self._admission.admit(work, seconds, place, give_back)

@@ -43,3 +43,8 @@ def end_to_end(headers: Headers) -> Headers:
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
     named -= {b"content-length", b"content-type", b"content-encoding"}
     return [header for header in headers if header[0] not in HOP_BY_HOP and header[0] not in named]
+
+
+def uncoded(headers: Headers) -> Headers:
+    """Of a request whose answer is to come without a content coding."""
+    return [*(header for header in headers if header[0] != b"accept-encoding"), (b"accept-encoding", b"identity")]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from deepinfer_router.exchange import Exchange
-from deepinfer_router.http_headers import Headers
+from deepinfer_router.http_headers import Headers, uncoded
 from deepinfer_router.lease import Lease
 from deepinfer_router.request import Request
 from deepinfer_router.tracing import Trace
@@ -75,6 +75,10 @@ class Journey:
         """`kv_transfer_params` that the router gives it at any engine."""
         ours, now = self.request.changes.get("kv_transfer_params"), self.changes.get("kv_transfer_params")
         return {**(ours if isinstance(ours, dict) else {}), **(now or {})}
+
+    def read_here(self) -> None:
+        """Answers of engines are read on the way: they are to come without a coding, whatever the client takes."""
+        self.headers = uncoded(self.headers)
 
     def body(self, changes: dict[str, Any] | None = None) -> bytes:
         """Its body for an engine."""

@@ -6,6 +6,7 @@ from deepinfer_router.errors import Refusal
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import HopFailed, ask
 from deepinfer_router.http_client import UpstreamError
+from deepinfer_router.http_headers import uncoded
 from deepinfer_router.journey import Journey
 from deepinfer_router.roles import Role
 from deepinfer_router.target import Target
@@ -52,9 +53,8 @@ class ModelList:
     async def _ask(self, journey: Journey, target: Target) -> list[object]:
         exchange = journey.exchange
         with self._fleet.book(target, journey.request.work, Role.ENCODE) as lease:
-            response = await ask(
-                self._upstreams, lease, exchange.method, exchange.path, journey.headers, b"", _PATIENCE_S
-            )
+            headers = uncoded(journey.headers)
+            response = await ask(self._upstreams, lease, exchange.method, exchange.path, headers, b"", _PATIENCE_S)
             try:
                 said = orjson.loads(await response.read(_MAX_BYTES, stall_s=_PATIENCE_S))
             except (UpstreamError, orjson.JSONDecodeError) as error:

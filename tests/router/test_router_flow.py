@@ -2,8 +2,8 @@
 
 import asyncio
 
-from routed import CHAT, routed
-from scripted_engine import Act, answer, broken, streamed
+from routed import CHAT, LONG, Routed, routed
+from scripted_engine import Act, answer, broken, generates, prefilled, streamed
 from scripted_stream import stream, told
 
 from deepinfer_router.api import Kind
@@ -19,6 +19,32 @@ def test_an_answer_comes_as_the_engine_gave_it() -> None:
             asked = router.engines[0].asked[0]
             assert asked.headers["x-request-id"] == "mine"
             assert asked.body["user"] == "u"
+            await router.settled()
+
+    asyncio.run(main())
+
+
+def codings(router: Routed) -> list[str]:
+    """Which codings engines were told they may use."""
+    return [asked.headers.get("accept-encoding", "") for engine in router.engines for asked in engine.asked]
+
+
+def test_answers_that_are_read_on_the_way_are_asked_for_without_a_coding() -> None:
+    """A gateway before an engine may compress for a client that takes it; what is relayed as bytes stays so."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    takes = {"accept-encoding": "gzip, deflate"}
+
+    async def main() -> None:
+        async with routed([generates([0, 1])]) as router:
+            for headers in (takes, {**takes, "x-resume": "true"}):
+                assert (await router.ask(headers=headers, stream=True)).whole
+            assert codings(router) == ["gzip, deflate", "identity"]
+            await router.settled()
+        encoder = answer({"ec_transfer_params": {"a": {}}})
+        async with routed(prefill=[prefilled()], decode=[generates([0, 1])], encode=[encoder]) as router:
+            content = [{"type": "text", "text": LONG}, image]
+            assert (await router.ask(headers=takes, messages=[{"role": "user", "content": content}])).whole
+            assert codings(router) == ["identity"] * 3
             await router.settled()
 
     asyncio.run(main())
@@ -96,6 +122,7 @@ def test_models_of_all_kinds_of_engines_are_listed_once() -> None:
             router.app.fleet.changed()
             reply = await router.ask("/v1/models", method="GET")
             assert [entry["id"] for entry in reply.json["data"]] == ["a", "both", "b"]
+            assert codings(router).count("identity") == 3
             await router.settled()
 
     asyncio.run(main())
