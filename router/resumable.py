@@ -53,6 +53,8 @@ def why_not_resumable(api: Api, fields: dict[str, Any]) -> str:
         return "n"
     if is_structured(fields):
         return "structured_output"
+    if api.kind is Kind.GENERATE and fields.get("output_mode") == "text":
+        return "text_mode"  # ids come before the text of a character that is not whole, which would be lost
     if api.kind is Kind.COMPLETION:
         prompt = fields.get("prompt")
         return "several_prompts" if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else ""

@@ -269,6 +269,8 @@ def test_encoded_bodies_are_refused() -> None:
         ("/v1/completions", {"prompt": [1, 2]}, ""),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 2}}, "n"),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"seed": 1}}, "seed"),
+        ("/inference/v1/generate", {"token_ids": [1], "output_mode": "tokens"}, ""),
+        ("/inference/v1/generate", {"token_ids": [1], "output_mode": "text"}, "text_mode"),
         ("/v1/chat/completions", chat(messages=[{"role": "user", "content": [{"type": "input_audio"}]}]), "media"),
         ("/v1/chat/completions", chat(messages=[{"role": "user", "content": [{"type": "text", "text": ""}]}]), ""),
         ("/v1/embeddings", {"input": "a"}, "no_answer_of_tokens"),
