@@ -116,6 +116,10 @@ def table(results: dict[str, Any]) -> str:
         "prompts, and hits as in a store of unbounded size that all engines share, so that following prefixes gains "
         "nothing here.",
         "",
+        "Left out: what decode and prefill do to each other in one engine, transfers of KV, failures, admission, "
+        "engines' own prefix caches, errors of predicted costs, and the time that a router takes. Policies do not know "
+        "how long answers will be; they know prompts and hits.",
+        "",
         "| target | measured | must | aim | |",
         "| --- | ---: | ---: | ---: | --- |",
     ]
