@@ -43,7 +43,7 @@ class PrefillCase:
 
     def run(self, trace: Sequence[TraceRequest], seed: int) -> PrefillStats:
         """Simulate it. `trace`: with its hits, see `traces.with_hits`. Raises ValueError where no prompt comes."""
-        rng = Random(seed)
+        rng = Random(seed)  # of arrivals alone: a seed's are the same for every policy
         model = PrefillModel(self.engines, self.ranks, CHUNKS[self.chunks], self.cost)
         chooser = self._chooser(model)
         capacity = self.load * self.engines * self.ranks
@@ -54,7 +54,7 @@ class PrefillCase:
             arrivals = weighted(trace, rate, self.seconds, rng, weight, SHIFT_PERIOD_S)
         else:
             arrivals = shuffled(trace, capacity / self._mean(trace, [1.0] * len(trace)), self.seconds, rng)
-        run = model.run(arrivals, chooser.policy, rng, chooser.arrive)
+        run = model.run(arrivals, chooser.policy, Random(f"policy {seed}"), chooser.arrive)
         return statistics(run, self.seconds, chooser.moves())
 
     def _chooser(self, model: PrefillModel) -> Chooser:
