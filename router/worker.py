@@ -94,7 +94,9 @@ class Worker:
             self._link.send({"op": "ready"})
             gc.collect()
             gc.freeze()  # what is there now stays: looking at it again took 10 ms a time
-            gc.set_threshold(50_000, 20, 50)  # requests leave no cycles: looking for them took a tenth of their time
+            # Requests leave no cycles, and looking for them took a tenth of their time; streams that clients leave do,
+            # when they are in the oldest generation already: 100,000 objects, about 10 MB, wait there at most.
+            gc.set_threshold(10_000, 2, 5)
             lag = LoopLag(LAG.labels().observe)
             await self._ending.wait()
             await server.drain(self._grace_s)
