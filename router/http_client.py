@@ -89,21 +89,31 @@ class Upstream:
 
     async def open(self, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
         """A connection that is not of the pool, with a protocol of any kind. Raises UpstreamError."""
+        made: list[asyncio.BaseProtocol] = []
+
+        def make() -> asyncio.BaseProtocol:
+            made.append(protocol())
+            return made[0]
+
         try:
             async with asyncio.timeout(self._connect_s):
-                _, made = await self.loop.create_connection(
-                    protocol,
+                await self.loop.create_connection(
+                    make,
                     self._host,
                     self._port,
                     ssl=self._tls,
                     server_hostname=self._server_name if self._tls else None,
                 )
+        except asyncio.CancelledError:
+            self._forsake(made)
+            raise
         except TimeoutError:
+            self._forsake(made)
             why = f"no connection within {self._connect_s:g} s"
             raise UpstreamError("connect", False, f"{self.url}: {why}") from None
         except OSError as error:
             raise UpstreamError("connect", False, f"{self.url}: {error}") from None
-        return made
+        return made[0]
 
     def adopt(self, transport: asyncio.Transport, data: bytes) -> "asyncio.Future[UpstreamResponse]":
         """The answer that begins with `data`, to a request sent over a connection by `open`: it is the pool's then."""
@@ -155,6 +165,12 @@ class Upstream:
         """It is idle."""
         connection.deadline = self.deadlines.now + self._idle_s
         self._idle[connection] = None
+
+    def _forsake(self, made: list[asyncio.BaseProtocol]) -> None:
+        """Its opening was given up, perhaps when it was there: uvloop closes it then, and does not tell it so."""
+        for connection in made:
+            if connection in self._open:
+                connection.connection_lost(None)
 
     async def _answer(
         self, connection: EngineConnection, answer: "asyncio.Future[UpstreamResponse]"

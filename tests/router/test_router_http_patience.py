@@ -306,6 +306,23 @@ def test_a_connection_that_nobody_uses_is_closed() -> None:
     case(run, timeouts=Timeouts(idle_s=0.1))
 
 
+def test_whenever_its_opening_is_cancelled_no_connection_stays() -> None:
+    """A client that leaves in that moment; uvloop closes such a connection, and does not tell its protocol."""
+
+    async def run(proxy: Proxy) -> None:
+        proxy.engine.script = silent
+        for steps in range(12):
+            waiting = asyncio.create_task(proxy.upstream.send(b"GET", b"/", [], b""))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await until(lambda: proxy.upstream.connections == 0 and not proxy.engine.open)
+
+    case(run)
+
+
 def test_a_cancelled_wait_closes_no_connection_that_is_another_s() -> None:
     """Its answer was whole as it was cancelled: the connection is in the pool, or at work again."""
 
