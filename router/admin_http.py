@@ -6,13 +6,16 @@ Threads, so that it answers whatever else its process does; httptools reads, as 
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Lock, Thread
 from time import monotonic
 from typing import NamedTuple
 
 import httptools
 
 MAX_CONNECTIONS = 32
+"""More: the one whose request has been waited for longest is closed, so that a crowd keeps no probe out."""
+ROOM_S = 1.0
+"""How long that may take."""
 MAX_REQUEST_BYTES = 16 << 10
 PATIENCE_S = 10.0
 """For a request to arrive, an answer to be taken, or the next request."""
@@ -47,6 +50,9 @@ class AdminServer:
         """Listens at once. Raises OSError."""
         self._answer = answer
         self._free = BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = Lock()
+        self._idle: dict[socket.socket, None] = {}
+        """Without a whole request, in the order since when."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family)
         self.port: int = self._listener.getsockname()[1]
@@ -68,9 +74,26 @@ class AdminServer:
             except OSError:
                 return
             if not self._free.acquire(blocking=False):
-                client.close()
-                continue
+                self._make_room()
+                if not self._free.acquire(timeout=ROOM_S):
+                    client.close()
+                    continue
             Thread(target=self._serve, args=(client,), name="admin-client", daemon=True).start()
+
+    def _make_room(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._idle), None)
+            if oldest is not None:
+                del self._idle[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def _wait_for(self, client: socket.socket, waited: bool) -> None:
+        with self._lock:
+            if waited:
+                self._idle[client] = None
+            else:
+                self._idle.pop(client, None)
 
     def _serve(self, client: socket.socket) -> None:
         try:
@@ -90,6 +113,8 @@ class AdminServer:
         parser = httptools.HttpRequestParser(reader)
         received = 0
         deadline = monotonic() + PATIENCE_S
+        keep = True
+        self._wait_for(client, True)
         try:
             while not reader.complete:
                 data = client.recv(MAX_REQUEST_BYTES)
@@ -100,13 +125,18 @@ class AdminServer:
         except (httptools.HttpParserError, UnicodeDecodeError):
             client.sendall(_bytes(AdminAnswer(400, "text/plain", b"not HTTP/1.1\n"), keep=False))
             return False
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade:  # behind the head: it is answered as if it had not asked for that
+            keep = False
+        finally:
+            self._wait_for(client, False)
+        if reader.followed:
+            client.sendall(_bytes(AdminAnswer(400, "text/plain", b"one request at a time\n"), keep=False))
             return False
         path = reader.url.partition(b"?")[0].decode("latin-1")
         method = parser.get_method().decode()
         peer = client.getpeername()[0]
         answer = self._answer(AdminRequest(method, path, reader.headers, bytes(reader.body), peer))
-        keep = bool(parser.should_keep_alive())
+        keep = keep and bool(parser.should_keep_alive())
         client.sendall(_bytes(answer, keep, silent=method == "HEAD"))
         return keep
 
@@ -119,6 +149,11 @@ class _Reader:
         self.headers: dict[str, str] = {}
         self.body = bytearray()
         self.complete = False
+        self.followed = False
+        """Another request came before this one was answered."""
+
+    def on_message_begin(self) -> None:
+        self.followed = self.complete
 
     def on_url(self, url: bytes) -> None:
         self.url += url

@@ -3,7 +3,9 @@
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPConnection
+from select import select
 from typing import Any
 
 import pytest
@@ -185,14 +187,44 @@ def test_what_is_too_large_is_not_read(port: int) -> None:
     health(port)
 
 
-def test_crowds_leave_room_again(port: int) -> None:
-    crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(MAX_CONNECTIONS + 5)]
-    for client in crowd[-5:]:
-        client.settimeout(30)
-        assert client.recv(1) == b""
+def test_a_crowd_keeps_no_probe_out(port: int) -> None:
+    crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(MAX_CONNECTIONS)]
+    for client in crowd[1:]:
+        client.sendall(b"GET /health HT")
+    probes = []
+    for number in range(1, 6):
+        probe = HTTPConnection("127.0.0.1", port, timeout=30)
+        probe.request("GET", "/health")
+        assert probe.getresponse().read() == b"ok\n"
+        probes.append(probe)  # stays open
+        closed = select(crowd, [], [], 30)[0]
+        assert len(closed) == number
+        for client in closed:
+            with suppress(ConnectionResetError):  # where it was closed before it was read
+                assert client.recv(1) == b""
+    for probe in probes:
+        probe.close()
     for client in crowd:
         client.close()
     health(port)
+
+
+@pytest.mark.parametrize(
+    "second", [b"GET /ready HTTP/1.1\r\n\r\n", b"POST /engines/a/drain HTTP/1.1\r\n\r\n", b"nonsense"]
+)
+def test_requests_are_not_read_as_one(port: int, second: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n\r\n" + second)
+        assert client.recv(12) == b"HTTP/1.1 400"
+
+
+def test_a_change_of_protocol_is_not_made(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+        answer = b""
+        while more := client.recv(65536):
+            answer += more
+        assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
 
 
 def health(port: int) -> None:

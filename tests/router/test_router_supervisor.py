@@ -253,7 +253,7 @@ def test_readiness_wants_an_engine_and_a_worker(tmp_path: Path) -> None:
     discovery = {"file": {"path": str(tmp_path / "engines.yaml"), "poll_s": 0.05}}
     with RouterProcess.supervisor(boot(tmp_path, engines=[], discovery=discovery), tmp_path) as router:
         until(lambda: router.get("/ready", admin=True) == (503, "no engine\n"))
-        assert counted(router, "discovery_errors_total") == 1
+        until(lambda: counted(router, "discovery_errors_total") == 1)
         (tmp_path / "engines.yaml").write_text("[http://127.0.0.1:5]")
         until(lambda: router.get("/ready", admin=True) == (200, "ready\n"))
         assert counted(router, "discovery_engines") == 1
