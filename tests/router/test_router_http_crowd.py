@@ -20,6 +20,7 @@ from deepinfer_router.http_server import HttpServer
 from deepinfer_router.relay import relay
 
 STREAMS = 10_000
+SPARE_FILES = 500
 STREAM_BYTES = 16 << 10
 """Of the router's memory for one stream: two sockets, two protocols, a task, a request and the head of an answer."""
 
@@ -58,9 +59,11 @@ PEERS = textwrap.dedent(
             loop = asyncio.get_running_loop()
             some = range(start, min(count, start + 50))
             kept += await asyncio.gather(*[loop.create_connection(Client, "127.0.0.1", port) for _ in some])
-        while Client.seen < count:
+        for _ in range(6000):
+            if Client.seen == count:
+                break
             await asyncio.sleep(0.05)
-        print("all", flush=True)
+        print("all" if Client.seen == count else f"{Client.seen} of {count}", flush=True)
         await asyncio.Event().wait()
 
     asyncio.run(engine() if sys.argv[1] == "engine" else clients(*map(int, sys.argv[2:])))
@@ -76,10 +79,11 @@ def resident_bytes() -> int:
 def streams() -> int:
     """As many as may be open: STREAMS where the limit on files lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * STREAMS + 500
+    others = len(os.listdir("/proc/self/fd")) + SPARE_FILES  # what tests before this one left open
+    wanted = 2 * STREAMS + others
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-    return min(STREAMS, (most - 500) // 2)
+    return min(STREAMS, (most - others) // 2)
 
 
 def peer(*arguments: str) -> "subprocess.Popen[str]":
