@@ -17,6 +17,7 @@ from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import HopFailed, ask
 from deepinfer_router.http_client import UpstreamError
 from deepinfer_router.http_headers import uncoded
+from deepinfer_router.image_size import pixels
 from deepinfer_router.journey import Journey
 from deepinfer_router.lease import Lease
 from deepinfer_router.media import Encoded, encoder_body, media_parts
@@ -59,29 +60,26 @@ class Encoding:
         """Have all images of a request encoded; what the prompt's engine needs for that goes into its body."""
         request = journey.request
         parts = media_parts(request.api, request.fields)
-        bodies = [encoder_body(request.api, request.fields, part) for part in parts]
         params: dict[str, Any] = {}
-        if len(bodies) == 1:
-            params = await self._encode(journey, bodies[0], 0, len(parts))
+        if len(parts) == 1:
+            params = await self._encode(journey, parts[0], 0)
         else:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._encode(journey, body, number, len(parts)))
-                    for number, body in enumerate(bodies)
-                ]
+                tasks = [group.create_task(self._encode(journey, part, n)) for n, part in enumerate(parts)]
             for task in tasks:
                 params |= task.result()
         if params:
             journey.changes = {**journey.changes, "ec_transfer_params": params}
 
-    async def _encode(self, journey: Journey, body: bytes, number: int, images: int) -> dict[str, Any]:
-        """What an encoder says of one image, the `number`th of so many; empty where none does."""
+    async def _encode(self, journey: Journey, part: dict[str, Any], number: int) -> dict[str, Any]:
+        """What an encoder says of one image, the `number`th; empty where none does."""
+        body = encoder_body(journey.request.api, journey.request.fields, part)
         known = self._encoded.find(body, self._clock())
         if known is not None:
             IMAGES.labels("known").inc()
             return known
         whole = journey.request.work
-        work = Work(model=whole.model, images=1, pixels=whole.pixels // images, tenant=whole.tenant)
+        work = Work(model=whole.model, images=1, pixels=pixels(part), tenant=whole.tenant)
         for _ in range(2):
             pick = self._policy.pick(work, self._fleet.targets(Role.ENCODE, work.model), self._clock(), self._rng)
             if pick is None:

@@ -17,6 +17,7 @@ class Work:
     """Tokens that an answer is likely to have."""
     images: int = 0
     pixels: int = 0
+    """Of its images; 0: not known."""
     tenant: str = ""
     priority: int = 0
     """Smaller is sooner, as in vLLM."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import struct
+from base64 import b64encode
 from typing import Any
 
 import orjson
@@ -13,13 +15,16 @@ from scripted_stream import told
 from deepinfer_router.api import CHAT as CHAT_API
 from deepinfer_router.api import COMPLETION, GENERATE, MESSAGES, RESPONSES
 from deepinfer_router.body_patch import DROP
+from deepinfer_router.encoder import EncoderPolicy
 from deepinfer_router.engine_state import EngineState
 from deepinfer_router.failover import DENIED, FAILURES
 from deepinfer_router.handover import TwoStep
 from deepinfer_router.handover_mooncake import Mooncake, bootstrap_url
 from deepinfer_router.media import Encoded, encoder_body, media_parts
 from deepinfer_router.prefill_body import prefill_changes
+from deepinfer_router.roles import Role
 from deepinfer_router.target import Engine, Target
+from deepinfer_router.work import Work
 
 IDS = [0, 1, 0, 1, 1, 0]
 MESSAGE = [{"role": "user", "content": LONG}]
@@ -491,6 +496,21 @@ def test_a_client_that_leaves_during_the_encoding_leaves_that_too() -> None:
             await until(lambda: all(asked.left for asked in of(router, 2)))
             await router.settled()
             assert of(router, 0) == of(router, 1) == []
+
+    run(main)
+
+
+def test_an_image_weighs_what_its_file_says() -> None:
+    png = b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 4000, 5000)).decode()
+
+    async def main() -> None:
+        async with routed([generates(IDS)], encode=[broken("stall")]) as router:
+            _, writer = await router.send(messages=with_images(png))
+            encoder = next(target for target in router.targets if Role.ENCODE in target.engine.roles)
+            await until(lambda: encoder.active == 1)
+            assert encoder.pending_seconds == pytest.approx(EncoderPolicy().seconds(Work(images=1, pixels=20_000_000)))
+            writer.transport.abort()
+            await router.settled()
 
     run(main)
 
