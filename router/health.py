@@ -93,7 +93,7 @@ class Health:
                 self._keep_one(engine, record, now)
             else:
                 _OPENED.inc()
-                logger.warning("engine %s left alone for %.0f s after: %s", engine.id, breaker.retry_at - now, kind)
+                logger.warning("engine %s left alone for %.2g s after: %s", engine.id, breaker.retry_at - now, kind)
                 self._set(engine, EngineState.OPEN)
         elif state is EngineState.READY:
             self._set(engine, EngineState.SUSPECT)

@@ -27,7 +27,7 @@ def router(
 ) -> None:
     """Route requests to vLLM engines until SIGTERM. SIGHUP reads engines and API keys again.
 
-    Options go before the file. With engines of some role named here, the file's list of engines does not count.
+    Options override the file. With engines named here, of whatever role, the file's list of engines does not count.
 
     Example: deepinfer router --engines http://10.0.0.1:8000,http://10.0.0.2:8000 --listen 0.0.0.0:8080
     """
