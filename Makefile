@@ -76,8 +76,9 @@ bench-router: $(INSTALLED) ## speed of the router beside vllm-router, which is i
 	@missed=0; $(BIN)/python benchmarks/router.py $$(test -x $(VLLM_ROUTER) && echo --vllm-router $(VLLM_ROUTER)) || missed=1; \
 	    for part in $(wildcard benchmarks/router_policies.py); do $(BIN)/python $$part || missed=1; done; exit $$missed
 
-soak: $(INSTALLED) ## writers, readers and a collector on one small store that is damaged meanwhile; MINUTES=10
+soak: $(INSTALLED) ## a small KV store whose files are damaged, then a router whose engines fail, each for MINUTES=10
 	$(BIN)/python tests/soak/kvstore.py --minutes $(or $(MINUTES),10)
+	$(BIN)/python tests/soak/router.py --minutes $(or $(MINUTES),10)
 
 # An interpreter that has lmcache 0.5 already: make lmcache LMCACHE_PYTHON=/path/to/python. Else one is made: 5 GB.
 LMCACHE_PYTHON ?= $(CURDIR)/build/lmcache/bin/python
