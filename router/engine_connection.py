@@ -224,6 +224,7 @@ class EngineConnection(asyncio.Protocol):
         self._closed = True
         self._pool.ended(self)
         self._parser = None  # which refers to this
+        self._headers = []  # of a head without end they are 10 MB, and errors keep this until the collector comes
         response = self._response
         if response is not None and exc is None and not response.error and _until_close(response):
             response.complete = True

@@ -367,6 +367,26 @@ def test_an_engine_that_sends_something_else(name: str) -> None:
     case(run)
 
 
+def test_headers_without_end_are_not_kept() -> None:
+    """Whoever keeps the error, as the tasks that it went through do, keeps the connection."""
+
+    async def run(proxy: Proxy) -> None:
+        made: list[EngineConnection] = []
+
+        def connection() -> EngineConnection:
+            made.append(EngineConnection(proxy.upstream))
+            return made[0]
+
+        proxy.engine.script = says(BROKEN["headers without end"])
+        await proxy.upstream.open(connection)
+        with pytest.raises(UpstreamError, match="bytes of headers"):
+            await made[0].send(request(), b"", False, None)
+        await until(lambda: proxy.upstream.connections == 0)
+        assert not made[0]._headers
+
+    case(run)
+
+
 def test_what_an_engine_sends_behind_its_answer_reaches_nobody() -> None:
     async def run(proxy: Proxy) -> None:
         spill = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
