@@ -183,3 +183,5 @@ class Upstream:
             elif answer.exception() is None:
                 answer.result().cancel()  # it came together with the cancelling; whole, its connection is another's now
             raise
+        finally:
+            del answer  # whose error refers to this frame, and so to the request's body

@@ -140,6 +140,7 @@ class HttpServer:
             if inflated:
                 self.unbuffer(inflated)
             self.tasks.discard(exchange.task)
+            del exchange.task  # a cancelled one refers to this frame, and so to the request's body
 
 
 def _fail(exchange: Exchange, refusal: Refusal) -> None:

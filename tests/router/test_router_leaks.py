@@ -1,13 +1,17 @@
 """Whatever clients and engines do, nothing stays counted, open or running: the whole router, at random."""
 
 import asyncio
+import gc
 import random
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from routed import LONG, Routed, read_reply, routed, until
 from scripted_engine import Act, Asked, answer, broken, generates, prefilled
+
+from deepinfer_router.request import Request
 
 IDS = [0, 1, 0, 1, 1, 0]
 DECODES = [
@@ -93,3 +97,39 @@ def test_nothing_is_left_of_requests_however_they_end(seed: int, layout: str) ->
             await until(lambda: all(asked.over for engine in router.engines for asked in engine.asked))
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def requests_kept() -> int:
+    return sum(type(each) is Request for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("act", range(len(DECODES)))
+@pytest.mark.parametrize("leaves", [False, True])
+def test_no_request_waits_for_the_collector(act: int, leaves: bool, stream: bool, split: bool) -> None:
+    """It comes rarely, and a body may have 64 MB: an error that refers to its own frame keeps one."""
+
+    async def main() -> None:
+        engines: dict[str, Any] = {"acts": [DECODES[act]]}
+        if split:
+            engines = {"prefill": [prefilled()], "decode": [DECODES[act]]}
+        failure = {"stall_s": 0.3, "first_token_s": 0.3, "request_timeout_s": 0.5}
+        async with routed(**engines, failure=failure) as router:
+            for _ in range(2):
+                reader, writer = await router.send(prompt=LONG, stream=stream)
+                if leaves:
+                    await until(lambda: bool(router.engines[-1].asked))
+                else:
+                    await asyncio.wait_for(read_reply(reader), 30)
+                writer.close()
+                await router.settled()
+                await until(lambda: not router.server.tasks and not router.server.connections)
+            await until(lambda: requests_kept() == 0)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
