@@ -183,6 +183,7 @@ def test_io_errors_are_misses(
         raise OSError(errno.ESTALE, "Stale file handle")  # a mount that went away; EIO may be a lost block
 
     with engine_on(checkpoint, filled[0]) as backend:
+        monkeypatch.setattr(PosixSlab, "read_fd", None)  # or C would read past what breaks here
         monkeypatch.setattr(PosixSlab, "readv", broken)
         monkeypatch.setattr(PosixSlab, "writev", broken)
         assert ask(backend, LONG) == (filled[1], 0)
@@ -204,6 +205,7 @@ def test_a_disk_that_hangs_holds_nobody_up(
         answers.wait()
         read(*arguments)
 
+    monkeypatch.setattr(PosixSlab, "read_fd", None)
     monkeypatch.setattr(PosixSlab, "readv", hung)
     with engine_on(checkpoint, filled[0], extra={"io_timeout_s": 0.3}) as backend:
         try:

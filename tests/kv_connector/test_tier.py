@@ -173,6 +173,7 @@ def test_rows_of_a_hanging_disk_are_nobodys(scheduler: Callable[..., Offline], m
     one.settle()
     go_on = threading.Event()
     read = PosixSlab.readv
+    monkeypatch.setattr(PosixSlab, "read_fd", None)
     monkeypatch.setattr(PosixSlab, "readv", lambda *given: (go_on.wait(), read(*given))[1])
     other = scheduler(rows=6, io_timeout_s=0.05)
     request = other.request("b", blocks)
@@ -199,6 +200,7 @@ def test_memory_stays_mapped_while_a_disk_hangs(
     one.store(one.request("a", blocks), blocks)
     one.settle()
     go_on = threading.Event()
+    monkeypatch.setattr(PosixSlab, "read_fd", None)
     monkeypatch.setattr(PosixSlab, "readv", lambda *_: go_on.wait())
     monkeypatch.setattr("deepinfer_vllm.kv_connector.tier.SHUTDOWN_GRACE_SECONDS", 0.0)
     other = scheduler(io_timeout_s=0.05)

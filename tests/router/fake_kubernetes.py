@@ -68,11 +68,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         parameters = {name: values[0] for name, values in parse_qs(url.query).items()}
+        epoch = self.server.epoch  # before the status, so that no watch outlives both being changed
         self.server.requests.append((url.path, parameters, self.headers.get("Authorization", "")))
         if self.server.status:
             self.send_error(self.server.status)
         elif parameters.get("watch"):
-            self._watch(int(parameters["resourceVersion"]))
+            self._watch(int(parameters["resourceVersion"]), epoch)
         else:
             with self.server.changed:
                 content = {
@@ -86,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
 
-    def _watch(self, since: int) -> None:
+    def _watch(self, since: int, epoch: int) -> None:
         server = self.server
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
@@ -95,7 +96,6 @@ class _Handler(BaseHTTPRequestHandler):
             gone = {"kind": "Status", "code": 410, "message": f"too old resource version: {since}"}
             self._say({"type": "ERROR", "object": gone})
         else:
-            epoch = server.epoch
             while server.epoch == epoch:
                 with server.changed:
                     new = [event for version, event in server.events if version > since]

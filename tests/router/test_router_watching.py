@@ -79,7 +79,7 @@ def test_alone_nothing_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_without_a_place_to_meet_workers_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(meeting_place, "_MEMORY", tmp_path / "file")
-    monkeypatch.setattr(meeting_place.tempfile, "gettempdir", lambda: str(tmp_path / "nowhere"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
 
     async def main() -> None:
         server = MockEngine(EngineConfig())
