@@ -1,5 +1,6 @@
 """From what the operator gave to what the supervisor is started with, and what is said of it before."""
 
+import asyncio
 import pickle
 
 from deepinfer_kvstore.errors import StoreConfigError
@@ -7,6 +8,8 @@ from deepinfer_kvstore.host_port import host_port
 from deepinfer_router.boot import Boot
 from deepinfer_router.config import RouterConfig
 from deepinfer_router.config_source import ConfigSource, checked
+from deepinfer_router.engine_costs import EngineCosts
+from deepinfer_router.entry import Entry
 from deepinfer_router.errors import RouterConfigError
 from deepinfer_router.process_config import AdminConfig
 from deepinfer_router.roles import Role
@@ -25,10 +28,10 @@ def prepare(source: ConfigSource) -> tuple[RouterConfig, Boot]:
         admin = host_port("admin.listen", config.admin.listen) if config.admin.listen else None
     except StoreConfigError as error:
         raise RouterConfigError(f"{source.where}: {error}") from None
-    for key in config.identity.keys:
-        key.digest()
-    if config.http.tls:
-        config.http.tls.context()
+    try:
+        asyncio.run(_try_out(config))
+    except RouterConfigError as error:
+        raise RouterConfigError(f"{source.where}: {error}") from None
     return config, Boot(
         config=pickle.dumps(config.model_copy(update={"admin": AdminConfig(listen=config.admin.listen)})),
         source=source.plain(),
@@ -43,6 +46,21 @@ def prepare(source: ConfigSource) -> tuple[RouterConfig, Boot]:
         autoscale=config.autoscale.model_dump(),
         discovery=config.discovery.model_dump(mode="json"),
     )
+
+
+async def _try_out(config: RouterConfig) -> None:
+    """Make once what each worker makes of files, keys and variables: what cannot be had is said before anything runs.
+
+    Raises:
+        RouterConfigError: something cannot.
+    """
+    http = config.http
+    if http.tls:
+        http.tls.context()
+    if http.engine_tls.ca or http.engine_tls.certificate:
+        http.engine_tls.context()
+    EngineCosts.from_config(config.prefill)
+    await Entry(config.entry, config.identity, config.store).close()
 
 
 def summary(config: RouterConfig) -> str:

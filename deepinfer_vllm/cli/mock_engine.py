@@ -11,7 +11,7 @@ def mock_engine(
     port: Annotated[int, typer.Option(help="Of the first engine; 0: any free one.")] = 0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     engines: Annotated[int, typer.Option(help="How many, on ports after the first.")] = 1,
-    model: Annotated[list[str] | None, typer.Option(help="A name to serve; may be repeated.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="A name to serve; may be repeated. Default: mock.")] = None,
     ranks: Annotated[int, typer.Option(help="Data-parallel ranks of each engine.")] = 1,
     capacity_tokens: Annotated[int, typer.Option(help="KV tokens a rank has room for.")] = 1 << 22,
     max_sequences: Annotated[int, typer.Option(help="Requests that run at once in a rank.")] = 1024,
@@ -19,7 +19,7 @@ def mock_engine(
     time_scale: Annotated[float, typer.Option(help="1: the latency of a real engine; 0: none.")] = 1.0,
     connector: Annotated[str, typer.Option(help="How prefill and decode are split: none, nixl or mooncake.")] = "none",
     lease_s: Annotated[float, typer.Option(help="Seconds that computed blocks wait for a decode engine.")] = 30.0,
-    fault: Annotated[list[str] | None, typer.Option(help="KIND or KIND:NAME=NUMBER,...; may be repeated.")] = None,
+    fault: Annotated[list[str] | None, typer.Option(help="KIND or KIND:NAME=NUMBER,...; may be repeated. An unknown KIND lists them.")] = None,
 ) -> None:
     """Serve vLLM's API without a model: each answer is a function of its prompt, latency follows cost(q, c).
 

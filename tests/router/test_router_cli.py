@@ -41,6 +41,10 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ),
         (["--config", "tls.yaml"], "http.tls: certificate nowhere.pem"),
         (["--config", "keys.yaml"], "API key 'k': environment variable NOT_SET_AT_ALL is empty"),
+        (["--config", "recipe.yaml", "--check"], "recipe.yaml: entry.recipe.tokenizer: missing: "),
+        (["--config", "costs.yaml", "--check"], "costs.yaml: prefill.costs_file: "),
+        (["--config", "store.yaml", "--check"], "store.yaml: store.token_env: "),
+        (["--config", "ca.yaml", "--check"], "ca.yaml: http.engine_tls.ca"),
         (["--config", "srv.yaml", "--listen", "nohost.invalid:1"], "--listen nohost.invalid:1: "),
     ],
 )
@@ -50,6 +54,10 @@ def test_a_mistake_is_one_line(arguments: list[str], line: str, tmp_path: Path) 
         "unknown.yaml": "engines: [a:1]\nentry: {encodin: recipe}",
         "tls.yaml": "engines: [a:1]\nhttp: {tls: {certificate: nowhere.pem}}",
         "keys.yaml": "engines: [a:1]\nidentity: {keys: [{name: k, env: NOT_SET_AT_ALL}]}",
+        "recipe.yaml": "engines: [a:1]\nentry: {encoding: recipe}",
+        "costs.yaml": "engines: [a:1]\nprefill: {costs_file: nowhere.json}",
+        "store.yaml": "engines: [a:1]\nstore: {address: 'a:1', token_env: NOT_SET_AT_ALL}",
+        "ca.yaml": "engines: [a:1]\nhttp: {engine_tls: {ca: nowhere.pem}}",
         "srv.yaml": "engines: [a:1]",
     }
     for name, text in files.items():
@@ -57,7 +65,7 @@ def test_a_mistake_is_one_line(arguments: list[str], line: str, tmp_path: Path) 
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode != 0 and done.stdout == ""
     *before, last = done.stderr.splitlines()
-    assert all(said.startswith("router: 1 engines") for said in before)
+    assert all(said.startswith("deepinfer: router: 1 engines") for said in before)
     assert last.startswith("deepinfer: ") and line in last
 
 
@@ -102,7 +110,7 @@ def test_check_says_which_mode_it_is(arguments: list[str], summary: str, tmp_pat
     """vllm-project/router#46: a mode is never selected silently."""
     done = run(*arguments, "--check", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"router: {summary}no API keys; encoding by engine\n"
+    assert done.stdout == f"deepinfer: router: {summary}no API keys; encoding by engine\n"
 
 
 @pytest.mark.parametrize("store", [False, True])
