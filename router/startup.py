@@ -69,8 +69,11 @@ def summary(config: RouterConfig) -> str:
     engines = ", ".join(f"{count} {role}" for role, count in counts.items() if count) or "none listed"
     split = any(Role.PREFILL not in engine.roles or Role.DECODE not in engine.roles for engine in config.engines)
     sources = [name for name, found in config.discovery if found]
+    mode = "prefill and decode apart" if split else "each request on one engine"
+    if sources and not split:
+        mode = "each request on one engine, or apart where engines of one role are found"
     return (
         f"{len(config.engines)} engines ({engines}){', discovery by ' + ', '.join(sources) if sources else ''}; "
-        f"{'prefill and decode apart' if split else 'each request on one engine'}; "
+        f"{mode}; "
         f"{len(config.identity.keys) or 'no'} API keys; encoding by {config.entry.encoding}"
     )

@@ -19,7 +19,10 @@ def mock_engine(
     time_scale: Annotated[float, typer.Option(help="1: the latency of a real engine; 0: none.")] = 1.0,
     connector: Annotated[str, typer.Option(help="How prefill and decode are split: none, nixl or mooncake.")] = "none",
     lease_s: Annotated[float, typer.Option(help="Seconds that computed blocks wait for a decode engine.")] = 30.0,
-    fault: Annotated[list[str] | None, typer.Option(help="KIND or KIND:NAME=NUMBER,...; may be repeated. An unknown KIND lists them.")] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help="KIND or KIND:NAME=NUMBER,...; may be repeated. An unknown KIND lists them."),
+    ] = None,
 ) -> None:
     """Serve vLLM's API without a model: each answer is a function of its prompt, latency follows cost(q, c).
 

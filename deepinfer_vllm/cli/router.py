@@ -17,7 +17,7 @@ def router(
     encode: Annotated[str | None, typer.Option(help="Engines that only encode images.")] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT for clients. Default: 127.0.0.1:8080.")] = None,
     admin: Annotated[
-        str | None, typer.Option(help="HOST:PORT of metrics, health and status page; '' for none. Default: 127.0.0.1:9401.")
+        str | None, typer.Option(help="HOST:PORT of metrics and status page; '' for none. Default: 127.0.0.1:9401.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that serve, one a core. Default: 1.")] = None,
     print_config: Annotated[

@@ -113,6 +113,13 @@ def test_check_says_which_mode_it_is(arguments: list[str], summary: str, tmp_pat
     assert done.stdout == f"deepinfer: router: {summary}no API keys; encoding by engine\n"
 
 
+def test_check_says_what_is_not_known_yet(tmp_path: Path) -> None:
+    (tmp_path / "found.yaml").write_text("discovery: {file: {path: engines.yaml}}")
+    done = run("--config", "found.yaml", "--check", cwd=tmp_path)
+    assert done.stdout.startswith("deepinfer: router: 0 engines (none listed), discovery by file; each request on one")
+    assert "or apart where engines of one role are found; no API keys" in done.stdout
+
+
 @pytest.mark.parametrize("store", [False, True])
 def test_with_nothing_but_engines_it_serves(tmp_path: Path, store: bool) -> None:
     """With a store that nobody serves, too: ai-dynamo/dynamo#10580, readiness does not wait for what is only faster."""
