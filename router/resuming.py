@@ -147,4 +147,6 @@ class Resuming:
 
 
 def _said(failure: HopFailed, why: str) -> str:
-    return f"the engine of this answer was lost ({failure.kind}) and it cannot be resumed ({why}); ask again"
+    what = "fell silent" if failure.kind == "stalled" else "was lost"
+    so = "resuming is off, which x-resume: true asks for" if why == "off" else f"it cannot be resumed ({why})"
+    return f"the engine of this answer {what}, and {so}; ask again"

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -143,15 +144,20 @@ def prefill(
         raise CommandError(f"simulate: {error}") from None
     columns: list[tuple[str, Callable[[dict[str, Any]], float]]] = [
         ("mean s", lambda run: run["mean_s"]),
-        ("<16K p99", lambda run: run["groups"][0]["p99_s"]),
-        ("16K-64K p99", lambda run: run["groups"][1]["p99_s"]),
-        ("64K-256K p99", lambda run: run["groups"][2]["p99_s"]),
-        (">=256K p99", lambda run: run["groups"][3]["p99_s"]),
+        ("<16K p99", lambda run: _p99(run["groups"][0])),
+        ("16K-64K p99", lambda run: _p99(run["groups"][1])),
+        ("64K-256K p99", lambda run: _p99(run["groups"][2])),
+        (">=256K p99", lambda run: _p99(run["groups"][3])),
         ("drift", lambda run: run["drift"]),
         ("lock-step efficiency", lambda run: run["efficiency"]),
         ("moves/min", lambda run: run["moves_per_minute"]),
     ]
     _print(rows, columns, as_json, plot, f"mean seconds to first token, load {load:g}, {chunks} chunks")
+
+
+def _p99(group: dict[str, Any]) -> float:
+    """Of a group's prompts; NaN: there were none."""
+    return group["p99_s"] if group["prompts"] else nan
 
 
 def _chosen(names: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -240,5 +246,8 @@ def _print(
     width = max(len("policy"), *(len(name) for name, _ in rows))
     typer.echo("  ".join(["policy".ljust(width), *(label for label, _ in columns)]))
     for name, numbers in values:
-        cells = [f"{number:.3f}".rjust(len(label)) for number, (label, _) in zip(numbers, columns, strict=True)]
+        cells = [
+            ("-" if isnan(number) else f"{number:.3f}").rjust(len(label))
+            for number, (label, _) in zip(numbers, columns, strict=True)
+        ]
         typer.echo("  ".join([name.ljust(width), *cells]))

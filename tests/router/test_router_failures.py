@@ -131,6 +131,8 @@ def test_a_stream_is_never_cut_short_silently(layout: Layout, how: str) -> None:
             assert b"[DONE]" not in reply.body
             assert told(reply.events[:-1])[0] == "a worda"
             assert reply.error["code"] == ("upstream_timeout" if how == "stall" else "upstream_lost")
+            assert ("fell silent" if how == "stall" else "was lost") in reply.error["message"]
+            assert ("x-resume" in reply.error["message"]) == (layout.name != "encoded")  # images cannot be resumed
             assert sum(len(engine.asked) for engine in layout.answering(router)) == 1
             await router.settled()
 

@@ -121,6 +121,7 @@ def test_sigterm_finishes_what_there_is(pair: RouterProcess) -> None:
         assert {answer.result()[1] for answer in answers} <= pids
     assert pair.ended() == 0
     assert not any(map(alive, pids))
+    pair.said("ends: what is under way has 30 s; a second signal ends it at once")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
 

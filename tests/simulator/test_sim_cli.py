@@ -43,6 +43,7 @@ def test_prefill(trace: str, tmp_path: Path, capsys: Capture) -> None:
     assert run(["simulate", "prefill", *options, *policies]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["router", "context-length-aware", "cache-aware"]
+    assert {line.split()[5] for line in lines[1:]} == {"-"}  # no prompt of the trace is so long
     config = tmp_path / "router.yaml"
     config.write_text("prefill: {pools: false}\nlisten: 127.0.0.1:1\n")
     found = []
