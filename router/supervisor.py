@@ -122,9 +122,8 @@ class Supervisor:
             self._end_all()
             return
         self.draining = True
-        say(
-            f"ends: what is under way has {self.boot.unready_s + self.boot.drain_s:g} s; a second signal ends it at once"
-        )
+        grace_s = self.boot.unready_s + self.boot.drain_s
+        say(f"ends: what is under way has {grace_s:g} s; a second signal ends it at once")
         self._poller.later(self.boot.unready_s, self._stop_workers)
 
     def reload(self) -> None:
