@@ -1,7 +1,7 @@
 """A worker whose application answers by itself, so that tests of the supervisor need no engines.
 
-/pid: the worker's; /engines: ids and states; /followed: pids of workers followed; /slow: after a second; /kill: none,
-it dies; /spin: none, it is stuck.
+/pid: the worker's; /engines: ids and states; /followed: pids of workers followed; /slow: once there is a file `go`
+where it runs; /kill: none, it dies; /spin: none, it is stuck.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from deepinfer_router.channel import receive
@@ -39,7 +40,8 @@ class BareApp:
     async def handle(self, exchange: Exchange) -> None:
         answer: Any = os.getpid()
         if exchange.route == b"/slow":
-            await asyncio.sleep(1)
+            while not Path("go").exists():
+                await asyncio.sleep(0.02)
         elif exchange.route == b"/kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif exchange.route == b"/spin":
