@@ -133,7 +133,7 @@ class Fleet:
         kv_tokens = prompt_tokens + work.expected_output if stage is _DECODE else prompt_tokens
         if self._bounded:
             self.epoch += 1
-        return Lease(self, target, stage, prompt_tokens, kv_tokens, countable(seconds) if seconds else 0.0)
+        return Lease(self, target, prompt_tokens, kv_tokens, countable(seconds) if seconds else 0.0)
 
     def released(self, lease: Lease) -> None:
         """Told by a lease, once, when its counts are given back. Never raises."""

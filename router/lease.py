@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from deepinfer_router.metrics import counter
-from deepinfer_router.roles import Role
 from deepinfer_router.target import Target
 
 if TYPE_CHECKING:
@@ -21,15 +20,12 @@ class Lease:
     the engine's name: when an engine was removed and came back, an old lease gives back to the old target's counts.
     """
 
-    __slots__ = ("_fleet", "_prompt_tokens", "held_tokens", "kv_tokens", "outcome", "seconds", "stage", "target")
+    __slots__ = ("_fleet", "_prompt_tokens", "held_tokens", "kv_tokens", "outcome", "seconds", "target")
 
-    def __init__(
-        self, fleet: "Fleet", target: Target, stage: Role, prompt_tokens: int, kv_tokens: int, seconds: float
-    ) -> None:
+    def __init__(self, fleet: "Fleet", target: Target, prompt_tokens: int, kv_tokens: int, seconds: float) -> None:
         self._fleet = fleet
         self._prompt_tokens = prompt_tokens
         self.target = target
-        self.stage = stage
         self.kv_tokens = kv_tokens
         """Held or promised."""
         self.held_tokens = 0

@@ -13,8 +13,6 @@ class RetryBudget:
         self._requests = [0] * _SECONDS
         self._retries = [0] * _SECONDS
         self._second = 0
-        self.refused = 0
-        """Retries that were not allowed, ever."""
 
     def request(self, now: float) -> None:
         """A request came. `now`: the clock, seconds."""
@@ -27,7 +25,6 @@ class RetryBudget:
         if int(now) != self._second:
             self._turn(int(now))
         if sum(self._retries) >= self._floor + self._share * sum(self._requests):
-            self.refused += 1
             return False
         self._retries[self._second % _SECONDS] += 1
         return True

@@ -41,7 +41,6 @@ class Transfer:
         self.engine_id = engine_id
         self.leases: dict[str, Lease] = {}
         self.expired = 0
-        self.read_by_others = 0
         self.fetched_tokens = 0
         self.failed_fetches = 0
         self._address = address
@@ -106,7 +105,6 @@ class Transfer:
             finally:
                 self._arrivals.pop(name, None)
         lease = self._free(name)
-        self.read_by_others += lease is not None
         return lease.tokens if lease else 0
 
     def _hold(self, name: str, rank: Rank, tokens: int) -> None:

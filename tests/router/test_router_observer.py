@@ -2,7 +2,7 @@
 
 import asyncio
 
-from routed import CHAT, COMPLETIONS, routed
+from routed import CHAT, COMPLETIONS, routed, run, until
 from scripted_engine import answer, streamed
 from scripted_stream import stream
 
@@ -56,14 +56,12 @@ def test_a_client_that_left_before_its_answer_is_a_499() -> None:
 
         async with routed([silent]) as router:
             _, writer = await router.send()
-            while not router.engines[0].asked:
-                await asyncio.sleep(0.01)
+            await until(lambda: bool(router.engines[0].asked))
             writer.close()
-            while requests("chat", CLIENT_LEFT) == before:
-                await asyncio.sleep(0.01)
+            await until(lambda: requests("chat", CLIENT_LEFT) == before + 1)
             await router.settled()
 
-    asyncio.run(main())
+    run(main)
 
 
 def test_tokens_are_counted_by_tenant() -> None:
