@@ -12,6 +12,7 @@ _OF_WORKERS = ("worker", "pid", "ready", "why_not_ready", "silent_s", "connectio
 
 def status_view(reports: list[Row], metrics: Snapshot) -> Row:
     """`reports`: of a supervisor's workers. `metrics`: of all of them, added up."""
+    reports = sorted(reports, key=lambda report: report["worker"])
     said = [report["status"] for report in reports if "status" in report]
     queues = _queues(said)
     prompts, hits = _by_tenant(metrics, "tenant_prompt_tokens"), _by_tenant(metrics, "tenant_hit_tokens")

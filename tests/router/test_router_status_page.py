@@ -79,7 +79,7 @@ def test_the_figures_of_workers_are_added() -> None:
     for name, tokens in (("tenant_prompt_tokens", 100), ("tenant_hit_tokens", 25)):
         registry.counter(name, "Tokens.", "tenant").labels("green").inc(tokens)
     starting = {"worker": 1, "pid": 8, "ready": False, "silent_s": 0.0}
-    view = status_view([report(1, 0.5), report(2, 0.25), starting], registry.snapshot())
+    view = status_view([starting, report(1, 0.5), report(2, 0.25)], registry.snapshot())
     assert view["queues"] == [{"tenant": "blue", "waiting": 3, "seconds": 5.0}]
     assert view["costs"] == {"sets": {}}
     assert view["groups"] == [{"models": [], "group": "<16K", "engines": ["a"], "demand": 0.75}]
