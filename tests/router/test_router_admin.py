@@ -133,7 +133,7 @@ def test_health_and_readiness(desk: Desk) -> None:
 
 
 def test_an_error_of_ours_is_an_answer(desk: Desk) -> None:
-    desk.reported = [{"ready": True, "engines": [{}]}]
+    desk.reported = [{"worker": 0, "ready": True, "engines": [{}]}]
     assert ask(desk, "/status")[::2] == (500, b"KeyError: 'id'\n")
 
 
