@@ -22,7 +22,7 @@ _PLACED_AT_ONCE = 64
 _TICK_S = 0.25  # what waits is tried again this often, should nobody say that there is room
 
 _ENDS = counter("admission", "Requests by how they came past admission or did not.", "outcome")
-_AT_ONCE = _ENDS.labels("at_once")
+AT_ONCE = _ENDS.labels("at_once")
 _WAITED = _ENDS.labels("waited")
 _WAIT = histogram("admission_wait_seconds", "How long those waited that were not placed at once.").labels()
 _WAITING = gauge("admission_waiting", "Requests that wait for room.").labels()
@@ -55,6 +55,8 @@ class Admission:
         self._scheduled = False
         self._ticker: asyncio.TimerHandle | None = None
         self._closed = False
+        self.on_waiting: Callable[[bool], None] | None = None
+        """Told when the first begins to wait and the last has ceased to: only in between `pump` does anything."""
         REGISTRY.before_snapshot(self._show)
 
     @property
@@ -88,12 +90,16 @@ class Admission:
             Refusal: 429 with `retry_after_s` where too many wait or it has waited too long, 504 after `work.deadline`,
                 503 when the router stops.
         """
-        if not self._in_lane or not self._in_lane[self._lane(work)]:  # that of nobody is empty
+        if self.at_once(work):
             placed = place()
             if placed is not None:
-                _AT_ONCE.inc()
+                AT_ONCE.inc()
                 return placed
-        return await self._wait(work, cost_s, place, give_back)
+        return await self.wait(work, cost_s, place, give_back)
+
+    def at_once(self, work: Work) -> bool:
+        """Whether nobody waits whom `work` would overtake."""
+        return not self._in_lane or not self._in_lane[self._lane(work)]  # that of nobody is empty
 
     def pump(self) -> None:
         """Something may have room: what waits is tried, soon. Cheap; call it from anywhere on the loop's thread."""
@@ -111,13 +117,14 @@ class Admission:
                 self._refuse(entry, _stopping())
         REGISTRY.forget_refresh(self._show)
 
-    async def _wait(
+    async def wait(
         self,
         work: Work,
         cost_s: float,
         place: Callable[[], PlacedT | None],
         give_back: Callable[[PlacedT], object],
     ) -> PlacedT:
+        """`admit` of what cannot be placed `at_once`."""
         loop = self._loop = asyncio.get_running_loop()
         now = loop.time()
         if (refusal := self._refusal(work, cost_s, now)) is not None:
@@ -127,6 +134,8 @@ class Admission:
         self._rate.pass_to(now)
         lane = self._lane(work)
         entry = self._queue.push(work.tenant, lane, work.priority, cost_s, waiter)
+        if not self._in_lane and self.on_waiting is not None:
+            self.on_waiting(True)
         self._in_lane[lane] += 1
         until = now + max(self._config.max_wait_s, _PATIENCE * cost_s)
         if work.deadline is not None and work.deadline < until:
@@ -198,6 +207,8 @@ class Admission:
         self._in_lane[entry.lane] -= 1
         if not self._in_lane[entry.lane]:
             del self._in_lane[entry.lane]
+            if not self._in_lane and self.on_waiting is not None:
+                self.on_waiting(False)
         if outcome:
             _ENDS.labels(outcome).inc()
         if not self._queue:

@@ -53,7 +53,7 @@ class App:
         self.budget = RetryBudget()
         self._unpublish: Callable[[], None] | None = None
         self.admission = Admission(config.admission, self.prefill.lane)
-        self.fleet.on_room = self.admission.pump
+        self.admission.on_waiting = self._tell_of_room
         fit = WeightFit(self.decode, config.decode.kv_weight) if config.decode.fit_kv_weight else None
         self._watching = Watching(
             self.fleet, self.upstreams, config.decode.replicas, config.process.workers, fit, clock
@@ -107,6 +107,10 @@ class App:
         """Refuses who may not ask."""
         self.handle = self._flow.handle
         """Answers one exchange: what an `HttpServer` is given."""
+
+    def _tell_of_room(self, some_wait: bool) -> None:
+        """Leases that end concern nobody while nobody waits."""
+        self.fleet.on_room = self.admission.pump if some_wait else None
 
     async def start(self) -> None:
         """Know the engines of the configuration, and how they are: those that do not answer get no work yet."""

@@ -26,8 +26,7 @@ class Breaker:
 
     def succeeded(self) -> None:
         """An answer came."""
-        if self.level:
-            self.level *= _A_SUCCESS_LEAVES
+        self.level *= _A_SUCCESS_LEAVES
 
     def failed(self, now: float) -> bool:
         """A fault; whether it is now one too many."""

@@ -12,7 +12,7 @@ from deepinfer_router.http_headers import end_to_end
 from deepinfer_router.journey import Journey
 from deepinfer_router.lease import Lease
 from deepinfer_router.prefill_guess import PrefillGuess
-from deepinfer_router.relay import Outcome, relay
+from deepinfer_router.relay import Outcome, hand_over, relay
 from deepinfer_router.sse import EventSplitter, EventTooLong
 from deepinfer_router.transcript import Transcript
 from deepinfer_router.upstreams import Upstreams
@@ -42,7 +42,10 @@ class Delivery:
         journey.sent_at = now = self._clock()
         engine = lease.target.engine
         journey.engine = engine.id
-        patience = self.patience(journey, now, predicted_s)
+        if request.stream:
+            patience = self.prefill_patience(journey, now, predicted_s)
+        else:
+            patience = max(0.001, journey.deadline - now)
         if exchange.upgrade is not None:
             found = await self._change(journey, lease, self.prefill_patience(journey, now, predicted_s))
             if found is None:
@@ -50,7 +53,7 @@ class Delivery:
             response = found
         else:
             if lease.seconds and not request.stream:
-                self._guess.expect(lease, predicted_s)
+                self._guess.expect(lease, now + predicted_s)
             response = await ask(
                 self._upstreams, lease, exchange.method, exchange.path, journey.headers, journey.body(changes), patience
             )
@@ -65,6 +68,8 @@ class Delivery:
                 outcome = await self._edited(journey, response, transcript, patience - (self._clock() - now))
             elif journey.cached_tokens is not None and not request.stream:
                 outcome = await self._whole(journey, response)
+            elif response.complete:
+                outcome = hand_over(response, exchange, journey.seen if request.stream else journey.seen_whole)
             else:
                 outcome = await relay(
                     response,
@@ -74,7 +79,8 @@ class Delivery:
                     stall_s=self._config.stall_of(request.work.model),
                 )
         finally:
-            response.cancel()  # does nothing to a whole one
+            if not response.complete:
+                response.cancel()
             journey.answering = None
         if outcome == "complete":
             journey.outcome = "served" if response.status < 400 else "rejected"
@@ -104,15 +110,10 @@ class Delivery:
         return None
 
     def prefill_patience(self, journey: Journey, now: float, predicted_s: float) -> float:
-        """Seconds that a prefill may take."""
+        """Seconds that a prefill may take, which is a stream's first token: a few times what is predicted, at least
+        some."""
         left = max(0.001, journey.deadline - now)
         return min(left, max(self._config.first_token_s, self._config.first_token_factor * predicted_s))
-
-    def patience(self, journey: Journey, now: float, predicted_s: float) -> float:
-        """Seconds until the first token must be there: of a stream a few times what is predicted, at least some."""
-        if not journey.request.stream:
-            return max(0.001, journey.deadline - now)
-        return self.prefill_patience(journey, now, predicted_s)
 
     def pass_on(self, journey: Journey, answer: Answer) -> None:
         """An engine's own answer that it cannot serve, for nobody else can."""

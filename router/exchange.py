@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from deepinfer_router.http_headers import Headers, find, status_line
+from deepinfer_router.http_headers import STATUS_LINES, Headers, find, status_line
 
 
 class Connection(Protocol):
@@ -132,14 +132,18 @@ class Exchange:
         if self.started or self.ended:
             raise RuntimeError(f"status {status} after an answer was begun")
         self.status = status
-        length = find(headers, b"content-length")
+        lines = [STATUS_LINES.get(status) or status_line(status)]
+        length = None
+        for header in headers:
+            lines.append(b"%b: %b\r\n" % header)
+            if header[0] == b"content-length":
+                length = header[1]
         bodyless = status in (204, 304) or status < 200
         self._silent = bodyless or self.method == b"HEAD"
         self._missing = int(length) if length is not None and not self._silent else None
         self._chunked = length is None and not self._silent and not self._http_1_0
         if length is None and not self._silent and self._http_1_0:
             self._keep_alive = False
-        lines = [status_line(status), *[b"%b: %b\r\n" % header for header in headers]]
         if self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self._keep_alive:

@@ -141,7 +141,8 @@ class Fleet:
             self.epoch += 1
         if self.touched is not None:
             self.touched.add(lease.target)
-        self._room()
+        if self.on_room is not None:
+            self._room()
 
     def loads_changed(self) -> None:
         """Peers or polls changed loads: there may be room now."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from deepinfer_router import error_body
-from deepinfer_router.admission import Admission
+from deepinfer_router.admission import AT_ONCE, Admission
 from deepinfer_router.api import Api, Kind, api_of
 from deepinfer_router.delivery import Delivery
 from deepinfer_router.disaggregated import Disaggregated
@@ -106,7 +106,8 @@ class Flow:
                 try:
                     if placed.prefill is None:
                         await self._delivery.deliver(journey, placed.decode, None, placed.pick.predicted_seconds)
-                        self._learn(journey, placed)
+                        if journey.request.stream:
+                            self._learn(journey, placed)
                     else:
                         await self._disaggregated.run(journey, placed)
                     break
@@ -138,8 +139,13 @@ class Flow:
         if journey.splits or journey.transcript is not None:
             journey.read_here()
         seconds = self._placer.arrive(work, shape)
-        place = partial(self._placer.place, work, journey.splits)
-        return await self._admission.admit(work, seconds, place, give_back)
+        admission = self._admission
+        if admission.at_once(work):
+            placed = self._placer.place(work, journey.splits)
+            if placed is not None:
+                AT_ONCE.inc()
+                return placed
+        return await admission.wait(work, seconds, partial(self._placer.place, work, journey.splits), give_back)
 
     def _or_refuse(self, placed: Placed | None, model: str) -> Placed:
         if placed is not None:
@@ -150,7 +156,7 @@ class Flow:
 
     def _learn(self, journey: Journey, placed: Placed) -> None:
         """How long its first token took: of a stream that one engine served, from its beginning."""
-        if journey.request.stream and journey.first_token_at and journey.outcome == "served" and not journey.resumes:
+        if journey.first_token_at and journey.outcome == "served" and not journey.resumes:
             seconds = journey.first_token_at - journey.sent_at
             self._placer.served(placed.pick, journey.request.work, seconds)
 

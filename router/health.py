@@ -66,7 +66,8 @@ class Health:
         record = self._records.get(engine)
         if record is None:
             return
-        record.breaker.succeeded()
+        if record.breaker.level:
+            record.breaker.succeeded()
         state = engine.state
         if state is EngineState.HALF_OPEN or state is EngineState.STARTING:
             record.breaker.close()

@@ -73,12 +73,13 @@ async def ask(
     """
     target = lease.target
     engine = target.engine
-    headers = for_rank(target, headers)
+    if len(engine.targets) > 1:
+        headers = for_rank(target, headers)
     try:
         response = await upstreams.of(engine).send(method, path, headers, body, first_byte_s=first_byte_s)
     except UpstreamError as error:
         raise HopFailed(engine, error.kind, error.message, sent=error.sent) from error
-    return await judged(engine, response, first_byte_s)
+    return response if response.status < 400 else await judged(engine, response, first_byte_s)
 
 
 async def judged(engine: Engine, response: UpstreamResponse, stall_s: float | None) -> UpstreamResponse:

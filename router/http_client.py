@@ -69,23 +69,26 @@ class Upstream:
         head = self.head(method, path, headers, len(body))
         if first_byte_s is None:
             first_byte_s = self._first_byte_s
-        head_only = method == b"HEAD"
-        sent = False
-        if self._idle:
-            connection, _ = self._idle.popitem()
+        raced = False
+        while True:
+            pooled = bool(self._idle) and not raced
+            connection = self._idle.popitem()[0] if pooled else await self._fresh(raced)
+            answer = connection.send(head, body, method == b"HEAD", first_byte_s)
             try:
-                return await self._answer(connection, connection.send(head, body, head_only, first_byte_s))
+                return await answer
             except UpstreamError as error:
-                if error.kind != "reset" or not connection.raced:
+                if not pooled or error.kind != "reset" or not connection.raced:
                     raise
-                sent = True
+                raced = True
                 _RACES.inc()
-        try:
-            connection = cast(EngineConnection, await self.open(lambda: EngineConnection(self)))
-        except UpstreamError as error:
-            error.sent = sent
-            raise
-        return await self._answer(connection, connection.send(head, body, head_only, first_byte_s))
+            except asyncio.CancelledError:
+                if answer.cancelled():
+                    connection.lose(UpstreamError("reset", True, "cancelled by the router"))
+                elif answer.exception() is None:
+                    answer.result().cancel()  # came together with the cancelling; a whole one's connection is another's
+                raise
+            finally:
+                del answer  # whose error refers to this frame, and so to the request's body
 
     async def open(self, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
         """A connection that is not of the pool, with a protocol of any kind. Raises UpstreamError."""
@@ -172,16 +175,10 @@ class Upstream:
             if connection in self._open:
                 connection.connection_lost(None)
 
-    async def _answer(
-        self, connection: EngineConnection, answer: "asyncio.Future[UpstreamResponse]"
-    ) -> UpstreamResponse:
+    async def _fresh(self, raced: bool) -> EngineConnection:
+        """`raced`: the request may have been seen over another connection. Raises UpstreamError."""
         try:
-            return await answer
-        except asyncio.CancelledError:
-            if answer.cancelled():
-                connection.lose(UpstreamError("reset", True, "cancelled by the router"))
-            elif answer.exception() is None:
-                answer.result().cancel()  # it came together with the cancelling; whole, its connection is another's now
+            return cast(EngineConnection, await self.open(lambda: EngineConnection(self)))
+        except UpstreamError as error:
+            error.sent = raced
             raise
-        finally:
-            del answer  # whose error refers to this frame, and so to the request's body

@@ -37,9 +37,17 @@ def status_line(status: int) -> bytes:
 
 def end_to_end(headers: Headers) -> Headers:
     """Without those that concern one connection only: HOP_BY_HOP, and what `connection` names."""
-    connection = find(headers, b"connection")
-    if connection is None or connection in (b"keep-alive", b"close", b"Keep-Alive"):
-        return [header for header in headers if header[0] not in HOP_BY_HOP]
+    kept = []
+    for header in headers:
+        name, value = header
+        if name not in HOP_BY_HOP:
+            kept.append(header)
+        elif name == b"connection" and value not in (b"keep-alive", b"close", b"Keep-Alive"):
+            return _without_named(headers)
+    return kept
+
+
+def _without_named(headers: Headers) -> Headers:
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
     named -= {b"content-length", b"content-type", b"content-encoding"}
     return [header for header in headers if header[0] not in HOP_BY_HOP and header[0] not in named]

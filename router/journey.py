@@ -86,6 +86,12 @@ class Journey:
             return self.request.body(self.changes) if self.changes or self.request.changes else self.request.raw
         return self.request.body({**self.changes, **changes} if self.changes else changes)
 
+    def seen_whole(self, data: bytes) -> None:
+        """An answer without a stream went to the client."""
+        self.first_token_at = self._clock()
+        if MARK in data:
+            self.usage_in = data
+
     def seen(self, data: bytes) -> None:
         """A piece of the answer went to the client: of a stream, whole events."""
         lease = self.answering

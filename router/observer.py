@@ -63,7 +63,7 @@ class Observer:
         if counted is None:
             counted = self._requests[api, status] = REQUESTS.labels(api.kind, str(status))
             self._durations[api] = DURATION.labels(api.kind), FIRST_TOKEN.labels(api.kind)
-        counted.inc()
+        counted.value += 1
         duration, first_token = self._durations[api]
         duration.observe(now - exchange.received_at)
         if journey is not None:
@@ -72,7 +72,7 @@ class Observer:
                 first_token.observe(journey.first_token_at - exchange.received_at)
             if api.generates:
                 self._prompts.observe(work.prompt_tokens)
-                TENANT_TOKENS.labels(work.tenant).inc(work.prompt_tokens)
+                TENANT_TOKENS.labels(work.tenant).value += work.prompt_tokens
                 if work.hit_tokens:
                     TENANT_HITS.labels(work.tenant).inc(work.hit_tokens)
             if self._export is not None and journey.trace is not None:

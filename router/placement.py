@@ -6,7 +6,7 @@ from random import Random
 from deepinfer_router.decode import DecodePolicy
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.lease import Lease
-from deepinfer_router.metrics import counter
+from deepinfer_router.metrics import Counter, counter
 from deepinfer_router.pick import Pick
 from deepinfer_router.prefill import PrefillPolicy
 from deepinfer_router.roles import Role
@@ -84,6 +84,7 @@ class Placer:
         self._clock = clock
         self._rng = rng
         self._shapes: dict[str, Shape] = {}
+        self._whole_picks: dict[str, Counter] = {}
 
     def shape(self, model: str) -> Shape:
         """Engines that have room for work now."""
@@ -169,5 +170,8 @@ class Placer:
         return self._at(work, pick, pick.cost_seconds)
 
     def _at(self, work: Work, pick: Pick, seconds: float) -> Placed:
-        _PICKS.labels("whole", pick.reason).inc()
+        counted = self._whole_picks.get(pick.reason)
+        if counted is None:
+            counted = self._whole_picks[pick.reason] = _PICKS.labels("whole", pick.reason)
+        counted.value += 1
         return Placed(self._fleet.book(pick.target, work, _DECODE, seconds), None, pick)

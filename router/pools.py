@@ -44,6 +44,7 @@ class Pools:
         """Not `grouped`: demand is measured by group, and all engines serve all."""
         self._config = config
         self._grouped = grouped
+        self._epoch_s = config.epoch_s
         self._edges = config.edges_tokens if config.pools else ()
         count = len(self._edges) + 1
         self.demand = [0.0] * count
@@ -77,17 +78,21 @@ class Pools:
         """The group whose engines serve `group`: itself, or one that it shares them with."""
         return self._home[group]
 
-    def observe(self, work: Work, seconds: float, now: float) -> None:
-        """A request came that needs `seconds` of prefill. Once a request, when it comes and not when it is served."""
+    def observe(self, work: Work, seconds: float, now: float) -> bool:
+        """A request came that needs `seconds` of prefill. Once a request, when it comes and not when it is served.
+
+        Whether the epoch is over, which `update` ends.
+        """
         if self._epoch_at is None:
             self._epoch_at = now
         self._spent[bisect_right(self._edges, work.prompt_tokens)] += seconds
         self._requests += 1
+        return now - self._epoch_at >= self._epoch_s
 
     def update(self, now: float) -> bool:
         """Ends the epoch if it is over: measures demand and moves engines. Whether anything changed. O(engines)."""
         config = self._config
-        if self._epoch_at is None or now - self._epoch_at < config.epoch_s or len(self._edges) == 0:
+        if self._epoch_at is None or now - self._epoch_at < self._epoch_s or len(self._edges) == 0:
             return False
         self._measure(now - self._epoch_at)
         self._epoch_at = now

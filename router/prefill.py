@@ -52,6 +52,15 @@ class _View:
         return sides
 
 
+def _means(targets: Sequence[Target]) -> tuple[float, float]:
+    """Of their pending seconds and their KV tokens."""
+    seconds, tokens = 0.0, 0
+    for target in targets:
+        seconds += target.pending_seconds
+        tokens += target.kv_tokens
+    return seconds / len(targets), tokens / len(targets)
+
+
 class PrefillPolicy:
     """Groups engines by context length and picks within the group. Deterministic given its calls. One thread.
 
@@ -89,8 +98,7 @@ class PrefillPolicy:
         self.arrived_seconds += seconds
         self.arrived_tokens += q
         for pool in self._view(targets).pools:
-            pool.observe(work, seconds, now)
-            if pool.update(now):
+            if pool.observe(work, seconds, now) and pool.update(now):
                 self._version += 1
         return seconds
 
@@ -211,8 +219,7 @@ class PrefillPolicy:
             if target.uncertain_until > now:  # as if it had its part of what the others have, shrinking to nothing
                 part = min(1.0, (target.uncertain_until - now) / self._slow_start_s)
                 if mean_s < 0:
-                    mean_s = sum(other.pending_seconds for other in targets) / len(targets)
-                    mean_held = sum(other.kv_tokens for other in targets) / len(targets)
+                    mean_s, mean_held = _means(targets)
                 finish += part * mean_s
                 held += round(part * mean_held)
                 if finish > least or (finish == least and held > fewest):

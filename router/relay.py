@@ -40,13 +40,9 @@ async def relay(
     if exchange.closed:
         response.cancel()
         return "client_gone"
-    exchange.start(response.status, end_to_end(response.headers))
     if response.complete:
-        rest, response.rest = response.rest, b""
-        exchange.end(rest)
-        if on_data and rest:
-            on_data(rest)
-        return "complete"
+        return hand_over(response, exchange, on_data)
+    exchange.start(response.status, end_to_end(response.headers))
     if response.error is not None:
         return "upstream_lost"
     sink = _Relay(response, exchange, on_data)
@@ -64,6 +60,20 @@ async def relay(
     finally:
         exchange.on_pause = None
         response.sink = None  # which refers to the response
+
+
+def hand_over(
+    response: UpstreamResponse, exchange: Exchange, on_data: Callable[[bytes], None] | None = None
+) -> Outcome:
+    """`relay` of a response that is `complete`: nothing to wait for."""
+    if exchange.closed:
+        return "client_gone"
+    exchange.start(response.status, end_to_end(response.headers))
+    rest, response.rest = response.rest, b""
+    exchange.end(rest)
+    if on_data and rest:
+        on_data(rest)
+    return "complete"
 
 
 class _Relay:

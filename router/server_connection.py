@@ -142,7 +142,8 @@ class ServerConnection(asyncio.Protocol):
         server.deadlines.forget(self)
         self._ending = True
         self._request = None
-        self._unbuffer()
+        if self._buffered:
+            self._unbuffer()
         self._client_gone()
 
     def pause_writing(self) -> None:
@@ -188,7 +189,8 @@ class ServerConnection(asyncio.Protocol):
         """Go on with what came ahead, or end."""
         self._exchange = None
         server = self._server
-        self._unbuffer()
+        if self._buffered:
+            self._unbuffer()
         if not reusable or self._ending or server.draining:
             self._ending = True
             self._await_reader()
@@ -235,9 +237,8 @@ class ServerConnection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
     def _unbuffer(self) -> None:
-        if self._buffered:
-            self._server.unbuffer(self._buffered)
-            self._buffered = 0
+        self._server.unbuffer(self._buffered)
+        self._buffered = 0
 
     def _client_gone(self) -> None:
         exchange, self._exchange = self._exchange, None
@@ -291,7 +292,10 @@ class ServerConnection(asyncio.Protocol):
                 raise Refusal(431, "too_many_headers", f"the request has {count} headers, and at most {most} are read")
             length = request.length
             whole = length is not None and len(data) - end >= length
-            self._before_body(request, len(data) > end, whole)
+            framing = request.framing
+            ordinary = whole and b"content-encoding" not in framing and b"expect" not in framing
+            if length is None or not ordinary or length > server.max_body_bytes:
+                self._before_body(request, len(data) > end, whole)
             if length is not None and whole:
                 self._begin(request, data[end : end + length], data[end + length :])
                 return
@@ -337,12 +341,12 @@ class ServerConnection(asyncio.Protocol):
     def _begin(self, request: Request, body: bytes, rest: bytes) -> None:
         """Have a whole request answered. Raises Refusal."""
         server = self._server
-        framing = request.framing
+        framing, url = request.framing, request.url
         exchange = Exchange(
             self,
             self._transport,
             request.method,
-            request.path(),
+            url if url[:1] == b"/" else request.path(),
             request.headers,
             body,
             received_at=self._received_at,
@@ -367,7 +371,8 @@ class ServerConnection(asyncio.Protocol):
         self._ending = True
         self._request = None
         self._buffer = b""
-        self._unbuffer()
+        if self._buffered:
+            self._unbuffer()
         self.deadline = self._server.loop.time() + LINGER_S
         status, headers, body = render(refusal, OTHER)
         lines = [b"%b: %b\r\n" % header for header in headers]
