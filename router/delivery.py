@@ -167,7 +167,7 @@ class Delivery:
                     told = with_cached(told, cached)
                 if told:
                     if not exchange.started:
-                        exchange.start(response.status, end_to_end(response.headers))
+                        exchange.start(response.status, response.headers)
                     exchange.write(told)
                     if exchange.paused:
                         await exchange.drain()
@@ -182,7 +182,7 @@ class Delivery:
         if transcript is not None and not transcript.done:
             return "upstream_lost"
         if not exchange.started:
-            exchange.start(response.status, end_to_end(response.headers))
+            exchange.start(response.status, response.headers)
         exchange.end()
         return "complete"
 

@@ -264,9 +264,11 @@ class EngineConnection(asyncio.Protocol):
         headers, self._headers = self._headers, []
         if status < 200:
             return  # 100 Continue, 103 Early Hints: the answer is still to come
-        self._reusable = self._parser.should_keep_alive() and not self._head_only
         self._response = response = UpstreamResponse(self, status, headers)
-        response.complete = self._head_only
+        self._reusable = self._parser.should_keep_alive()
+        if self._head_only:
+            self._reusable = False
+            response.complete = True
 
     def on_message_complete(self) -> None:
         if self._response is not None:

@@ -130,7 +130,7 @@ class Entry:
             raw,
             fields,
             exchange.headers,
-            self._request_id(headers.get(b"x-request-id")),
+            self._request_id(headers[b"x-request-id"]) if b"x-request-id" in headers else self._new_id(),
             self.estimate,
             prompt_bytes,
         )
@@ -186,7 +186,10 @@ class Entry:
         if (text := headers.get(self._deadline_header)) is not None:
             work.deadline = received_at + _milliseconds(text, self._deadline_header) / 1e3
 
-    def _request_id(self, given: bytes | None) -> bytes:
+    def _new_id(self) -> bytes:
+        return self._id_prefix + b"%x" % next(self._ids)
+
+    def _request_id(self, given: bytes) -> bytes:
         """The client's, if an engine can have it: three underscores have a meaning in vLLM's P2P connectors."""
         if (
             given
@@ -195,7 +198,7 @@ class Entry:
             and _ID_BYTES.issuperset(given.replace(b"_", b""))
         ):
             return given
-        return self._id_prefix + b"%x" % next(self._ids)
+        return self._new_id()
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
@@ -243,18 +246,19 @@ def images(fields: dict[str, Any]) -> tuple[int, int]:
     number = size = 0
     for name in ("messages", "input", "system"):
         left = fields.get(name)
-        while type(left) is list and left:
+        while left and type(left) is list:
             inside: list[Any] = []
             for part in left:
                 if type(part) is not dict:
                     continue
-                if part.get("type") in _IMAGES:
+                if "type" in part and part["type"] in _IMAGES:
                     number += 1
                     size += _image_bytes(part)
                     continue
-                for held in ("content", "output"):  # of a message or a tool's result; of a Responses tool
-                    if type(more := part.get(held)) is list:
-                        inside += more
+                if type(more := part.get("content")) is list:  # of a message or a tool's result
+                    inside += more
+                if "output" in part and type(more := part["output"]) is list:  # of a Responses tool
+                    inside += more
             left = inside
     return number, size
 

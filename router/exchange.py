@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from deepinfer_router.http_headers import STATUS_LINES, Headers, find, status_line
+from deepinfer_router.http_headers import ALONE, HOP_BY_HOP, STATUS_LINES, Headers, end_to_end, find, status_line
 
 
 class Connection(Protocol):
@@ -105,8 +105,8 @@ class Exchange:
         self._keep_alive = keep_alive
         self._head: bytes | None = None
         self._chunked = False
-        self._silent = False
-        self._missing: int | None = None
+        self._silent: bool  # of the head, as the next one
+        self._missing: int | None
         self._on_close: list[Callable[[], object]] = []
         self._resumed: asyncio.Future[None] | None = None
 
@@ -128,22 +128,37 @@ class Exchange:
 
     def start(self, status: int, headers: Headers) -> None:
         """The head of an answer, sent with the first `write`. With a content-length the body must have it; else it is
-        sent in chunks, or to HTTP/1.0 until the connection ends. Raises RuntimeError: an answer is under way."""
+        sent in chunks, or to HTTP/1.0 until the connection ends. What concerns one connection is left out of `headers`.
+
+        Raises:
+            RuntimeError: an answer is under way.
+        """
         if self.started or self.ended:
             raise RuntimeError(f"status {status} after an answer was begun")
         self.status = status
         lines = [STATUS_LINES.get(status) or status_line(status)]
         length = None
         for header in headers:
+            name = header[0]
+            if name in HOP_BY_HOP:
+                if name == b"connection" and header[1] not in ALONE:
+                    self.start(status, end_to_end(headers))
+                    return
+                continue
             lines.append(b"%b: %b\r\n" % header)
-            if header[0] == b"content-length":
+            if name == b"content-length":
                 length = header[1]
-        bodyless = status in (204, 304) or status < 200
-        self._silent = bodyless or self.method == b"HEAD"
-        self._missing = int(length) if length is not None and not self._silent else None
-        self._chunked = length is None and not self._silent and not self._http_1_0
-        if length is None and not self._silent and self._http_1_0:
+        self._silent = self.method == b"HEAD" or status in (204, 304) or status < 200
+        self._missing = None
+        self._chunked = False
+        if self._silent:
+            pass
+        elif length is not None:
+            self._missing = int(length)
+        elif self._http_1_0:
             self._keep_alive = False
+        else:
+            self._chunked = True
         if self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self._keep_alive:

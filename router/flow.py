@@ -82,7 +82,8 @@ class Flow:
             if deadline is None:
                 deadline = exchange.received_at + self._config.request_timeout_s
             journey = Journey(exchange, request, deadline, self._clock)
-            self._observer.begin(journey)
+            if self._observer.traces:
+                self._observer.begin(journey)
             await self._serve(journey)
         except Refusal as refusal:
             self._refuse(exchange, request.api if request else api_of(exchange.method, exchange.route), refusal)
@@ -143,7 +144,7 @@ class Flow:
         if admission.at_once(work):
             placed = self._placer.place(work, journey.splits)
             if placed is not None:
-                AT_ONCE.inc()
+                AT_ONCE.value += 1
                 return placed
         return await admission.wait(work, seconds, partial(self._placer.place, work, journey.splits), give_back)
 

@@ -19,6 +19,9 @@ HOP_BY_HOP = frozenset(
 )
 """RFC 9110 §7.6.1, with those of RFC 2616 §13.5.1 that it no longer lists."""
 
+ALONE = (b"keep-alive", b"close", b"Keep-Alive")
+"""Usual values of `connection`: they name no other header."""
+
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -42,7 +45,7 @@ def end_to_end(headers: Headers) -> Headers:
         name, value = header
         if name not in HOP_BY_HOP:
             kept.append(header)
-        elif name == b"connection" and value not in (b"keep-alive", b"close", b"Keep-Alive"):
+        elif name == b"connection" and value not in ALONE:
             return _without_named(headers)
     return kept
 

@@ -164,6 +164,8 @@ class Request:
 
     # llhttp's
 
+    on_message_begin = on_chunk_header = on_chunk_complete = None  # absent, the parser would have an exception for each
+
     def on_url(self, url: bytes) -> None:
         self.url += url
 

@@ -88,11 +88,16 @@ class Lease:
         if self.seconds:
             target.pending_seconds -= self.seconds
             self.seconds = 0.0
-            prefills = target.prefills
+            prefills, own = target.prefills, id(self)
+            if len(prefills) == 1:
+                prefills.clear()
+                target.running_seconds = 0.0
+                target.running_since = self._fleet.clock()
+                return
             oldest = next(iter(prefills))
-            del prefills[id(self)]
-            if oldest == id(self):
-                target.running_seconds = next(iter(prefills.values()), 0.0)
+            del prefills[own]
+            if oldest == own:
+                target.running_seconds = next(iter(prefills.values()))
                 target.running_since = self._fleet.clock()
 
     def __enter__(self) -> "Lease":

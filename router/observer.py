@@ -40,15 +40,13 @@ class Observer:
             from deepinfer_router import trace_export
 
             self._export = trace_export.TraceExport(tracing)
+        self.traces = self._export is not None
         self._sampler = Sampler(tracing.sample_ratio)
-        self._requests: dict[tuple[Api, int], Counter] = {}
-        self._durations: dict[Api, tuple[Histogram, Histogram]] = {}
+        self._counts: dict[tuple[Api, int], tuple[Counter, Histogram, Histogram]] = {}
         self._prompts = PROMPT_TOKENS.labels()
 
     def begin(self, journey: Journey) -> None:
-        """Trace it, perhaps: its engine is told."""
-        if self._export is None:
-            return
+        """Trace it, perhaps: its engine is told. Where there are `traces`."""
         trace = self._sampler.trace(journey.exchange.header(TRACEPARENT))
         if trace is not None:
             journey.trace = trace
@@ -59,12 +57,13 @@ class Observer:
         now = self._clock()
         api = request.api if request is not None else api_of(exchange.method, exchange.route)
         status = exchange.status or CLIENT_LEFT
-        counted = self._requests.get((api, status))
-        if counted is None:
-            counted = self._requests[api, status] = REQUESTS.labels(api.kind, str(status))
-            self._durations[api] = DURATION.labels(api.kind), FIRST_TOKEN.labels(api.kind)
-        counted.value += 1
-        duration, first_token = self._durations[api]
+        counts = self._counts.get((api, status))
+        if counts is None:
+            kind = api.kind
+            counts = REQUESTS.labels(kind, str(status)), DURATION.labels(kind), FIRST_TOKEN.labels(kind)
+            self._counts[api, status] = counts
+        requests, duration, first_token = counts
+        requests.value += 1
         duration.observe(now - exchange.received_at)
         if journey is not None:
             work = journey.request.work

@@ -83,7 +83,9 @@ class PrefillPolicy:
         self._slow_start_s = slow_start_s
         self._overflow_wait_s = config.overflow_wait_s
         self._max_pending_s = inf if config.max_pending_s is None else config.max_pending_s
+        self._choices = config.choices
         self._views: dict[int, _View] = {}
+        self._last = _View((), [], 0)
         self._version = 0
 
     def arrive(self, work: Work, targets: Sequence[Target], now: float) -> float:
@@ -92,9 +94,10 @@ class PrefillPolicy:
         """
         if not targets:
             return 0.0
-        q = work.uncached_tokens
-        c = work.prompt_tokens - q
-        seconds = self.costs.of(targets[0].engine.kind).seconds(q, c if c > 0 else 0)
+        q, c = work.prompt_tokens - work.hit_tokens, work.hit_tokens
+        if q < 1:
+            q, c = 1, max(0, work.prompt_tokens - 1)
+        seconds = self.costs.of(targets[0].engine.kind).seconds(q, c)
         self.arrived_seconds += seconds
         self.arrived_tokens += q
         for pool in self._view(targets).pools:
@@ -116,10 +119,9 @@ class PrefillPolicy:
         if not targets:
             return None
         view = self._view(targets)
-        q = work.uncached_tokens
-        c = work.prompt_tokens - q
-        if c < 0:
-            c = 0
+        q, c = work.prompt_tokens - work.hit_tokens, work.hit_tokens
+        if q < 1:
+            q, c = 1, max(0, work.prompt_tokens - 1)
         if view.one_kind:
             kinds = None
             seconds = self.costs.of(targets[0].engine.kind).seconds(q, c)
@@ -177,8 +179,12 @@ class PrefillPolicy:
                 self._version += 1
 
     def _view(self, targets: Sequence[Target]) -> _View:
+        last = self._last
+        if last.targets is targets and last.version == self._version:
+            return last
         view = self._views.get(id(targets))
         if view is not None and view.version == self._version and view.targets is targets:
+            self._last = view
             return view
         places = []
         for target in targets:
@@ -200,7 +206,7 @@ class PrefillPolicy:
     ) -> Target | None:
         """The one of least pending seconds (and own cost, where kinds differ); of equal ones that with the fewest KV
         tokens: engines without a queue for prefill differ by what they decode. The rest by chance."""
-        choices = self._config.choices
+        choices = self._choices
         if choices and len(targets) > choices:
             if excluded:
                 targets = [target for target in targets if target.engine.id not in excluded]

@@ -11,7 +11,6 @@ from typing import Literal
 
 from deepinfer_router.exchange import Exchange
 from deepinfer_router.http_client import UpstreamError, UpstreamResponse
-from deepinfer_router.http_headers import end_to_end
 
 Outcome = Literal["complete", "upstream_lost", "client_gone", "stalled"]
 
@@ -42,7 +41,7 @@ async def relay(
         return "client_gone"
     if response.complete:
         return hand_over(response, exchange, on_data)
-    exchange.start(response.status, end_to_end(response.headers))
+    exchange.start(response.status, response.headers)
     if response.error is not None:
         return "upstream_lost"
     sink = _Relay(response, exchange, on_data)
@@ -68,7 +67,7 @@ def hand_over(
     """`relay` of a response that is `complete`: nothing to wait for."""
     if exchange.closed:
         return "client_gone"
-    exchange.start(response.status, end_to_end(response.headers))
+    exchange.start(response.status, response.headers)
     rest, response.rest = response.rest, b""
     exchange.end(rest)
     if on_data and rest:

@@ -362,7 +362,8 @@ class ServerConnection(asyncio.Protocol):
             exchange.paused = True
             self._await_reader()
         coding = framing.get(b"content-encoding")
-        exchange.task = task = server.loop.create_task(server.run(exchange, coding))
+        # Without a name each is given one of its own, which takes a quarter of a microsecond.
+        exchange.task = task = asyncio.Task(server.run(exchange, coding), loop=server.loop, name="request")
         server.tasks.add(task)
 
     def _refuse(self, refusal: Refusal) -> None:

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 MARK = b'"usage":'
-_PROMPT = re.compile(rb'"(?:prompt|input)_tokens": ?(\d+)')
+_TOKENS = re.compile(rb'"(?:prompt|input)_tokens": ?(\d+)(?:.*?"(?:completion|output)_tokens": ?(\d+))?', re.DOTALL)
 _ANSWER = re.compile(rb'"(?:completion|output)_tokens": ?(\d+)')
 _CACHED = re.compile(rb'("cached_tokens": ?)\d+')
 
@@ -24,11 +24,13 @@ def find_usage(data: bytes) -> Usage | None:
     at = data.rfind(MARK)
     if at < 0:
         return None
-    prompt = _PROMPT.search(data, at)
-    if prompt is None:
+    found = _TOKENS.search(data, at)
+    if found is None:
         return None
-    answer = _ANSWER.search(data, at)
-    return Usage(int(prompt[1]), int(answer[1]) if answer is not None else 0)
+    prompt, answer = found.groups()
+    if answer is None and (before := _ANSWER.search(data, at)) is not None:
+        answer = before[1]
+    return Usage(int(prompt), int(answer or 0))
 
 
 def with_cached(data: bytes, cached_tokens: int) -> bytes:
