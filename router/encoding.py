@@ -72,6 +72,7 @@ class Encoding:
         with suppress(ValueError):  # closed before
             REGISTRY.forget_refresh(self._show)
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._encoder.close()
 
     def _timed(self, request: Request) -> tuple[Encoded, float, float]:
         began = perf_counter()

@@ -16,7 +16,7 @@ Key = tuple[str, str]
 class TextTokens:
     """Least recently used texts, bounded by bytes. Thread-safe."""
 
-    def __init__(self, encode: Callable[[str], list[int]], most_bytes: int) -> None:
+    def __init__(self, encode: "Callable[[str], list[int] | array[int]]", most_bytes: int) -> None:
         self._encode = encode
         self._most_bytes = most_bytes
         self._bytes = 0

@@ -293,6 +293,29 @@ def test_turns_are_encoded_once(monkeypatch: pytest.MonkeyPatch, file: Path) -> 
     assert len(long) == len(set(long)) == 4 + 3
 
 
+def test_long_texts_are_encoded_by_another_process(
+    file: Path, reference: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As here, and here where there is none: a process that was ended costs no request."""
+    encoder = RecipeEncoder(RecipeConfig(tokenizer=file, cache_bytes=0))
+    fields = {"messages": [user("naïve 🙂 1234567\n\n" * (recipe_encoding.LONG_CHARS // 8))]}
+    expected = reference(fields)
+    assert len(expected) > 3 * recipe_encoding._AT_ONCE
+    idle = encoder._beside._idle
+    for process_is_ended in (False, False, True, False):
+        if process_is_ended:
+            idle[0].kill()
+        encoded = encoder.encode(Kind.CHAT, fields)
+        assert encoded.token_ids == expected == orjson.loads(encoded.as_json)
+        assert len(idle) == (not process_is_ended)
+        assert ("no process to do it" in caplog.text) == process_is_ended
+        caplog.clear()
+    [process] = idle
+    encoder.close()
+    encoder.close()
+    assert process.returncode is not None and not idle
+
+
 def test_memory_is_bounded_and_the_oldest_goes() -> None:
     """production-stack#687, #707; dynamo#10774: unbounded tries ended routers."""
     calls: list[str] = []
