@@ -97,11 +97,12 @@ class Flow:
             self._observer.end(exchange, request, journey)
 
     async def _serve(self, journey: Journey) -> None:
-        self._budget.request(self._clock())
+        now = self._clock()
+        self._budget.request(now)
         if journey.request.api.kind is Kind.MODELS and self._models.several():
             await self._models.answer(journey)
             return
-        placed: Placed | None = await self._begin(journey)
+        placed: Placed | None = await self._begin(journey, now)
         try:
             while placed is not None:
                 try:
@@ -120,7 +121,7 @@ class Flow:
                 placed.release("cancelled")
             self._account(journey)
 
-    async def _begin(self, journey: Journey) -> Placed:
+    async def _begin(self, journey: Journey, now: float) -> Placed:
         """Its first place. Raises Refusal."""
         request = journey.request
         work, api = request.work, request.api
@@ -139,7 +140,7 @@ class Flow:
             journey.changes = {**journey.changes, **hop_changes(api.kind)}
         if journey.splits or journey.transcript is not None:
             journey.read_here()
-        seconds = self._placer.arrive(work, shape)
+        seconds = self._placer.arrive(work, shape, now)
         admission = self._admission
         if admission.at_once(work):
             placed = self._placer.place(work, journey.splits)

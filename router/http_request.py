@@ -152,7 +152,7 @@ class Request:
         self.length: int | None
         """Of the body; None: it comes in chunks."""
         if coding is None:
-            self.length = int(framing.get(b"content-length", b"0"))
+            self.length = int(framing[b"content-length"]) if b"content-length" in framing else 0
             self.complete = self.length == 0
         elif self.http_1_0:
             raise _bad("Transfer-Encoding in HTTP/1.0")

@@ -100,9 +100,9 @@ class Placer:
         shape.epoch = fleet.epoch
         return shape
 
-    def arrive(self, work: Work, shape: Shape) -> float:
+    def arrive(self, work: Work, shape: Shape, now: float) -> float:
         """Predicted seconds of its prefill. Once a request, before it is placed."""
-        return self._prefill.arrive(work, shape.prefill if shape.split else shape.both, self._clock())
+        return self._prefill.arrive(work, shape.prefill if shape.split else shape.both, now)
 
     def served(self, pick: Pick, work: Work, seconds: float) -> None:
         """Its prefill took so long, from sending it to its first byte: what predictions learn from."""

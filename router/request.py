@@ -166,7 +166,8 @@ class Request:
         """An engine has counted its tokens: for later estimates, and its key's limit. Once a request."""
         if not self.work.images:
             self._estimate.observe(self.work.model, self.prompt_bytes, prompt_tokens)
-        self.identity.spend(prompt_tokens - self.prompt_charged + completion_tokens)
+        if self.identity.tokens:
+            self.identity.spend(prompt_tokens - self.prompt_charged + completion_tokens)
         self.prompt_charged = prompt_tokens
 
     def release(self) -> None:
