@@ -28,7 +28,7 @@ def test_load_capacity_and_progress(server: ServerProcess, api: Api) -> None:
         for line in response.iter_lines():
             if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["text"]:
                 during = reading(api)
-                if during.running and during.kv_tokens:
+                if during.running and during.kv_tokens and during.gaps > before.gaps:
                     break
     assert during.running == 1
     assert during.kv_tokens is not None and 0 < during.kv_tokens < during.capacity_tokens  # type: ignore[operator]
