@@ -8,7 +8,6 @@ from deepinfer_router.failure_config import FailureConfig
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.hop import Answer, HopFailed, ask, for_rank, judged
 from deepinfer_router.http_client import UpstreamError, UpstreamResponse
-from deepinfer_router.http_headers import end_to_end
 from deepinfer_router.journey import Journey
 from deepinfer_router.lease import Lease
 from deepinfer_router.prefill_guess import PrefillGuess
@@ -145,7 +144,7 @@ class Delivery:
             return "stalled" if error.kind == "timeout" else "upstream_lost"
         if journey.cached_tokens is not None:
             body = with_cached(body, journey.cached_tokens)
-        headers = [header for header in end_to_end(response.headers) if header[0] != b"content-length"]
+        headers = [header for header in response.headers if header[0] != b"content-length"]
         journey.exchange.respond(response.status, headers, body)
         journey.seen(body)
         return "complete"

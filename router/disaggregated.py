@@ -15,7 +15,6 @@ from deepinfer_router.fleet import Fleet
 from deepinfer_router.handover import Handover, Params
 from deepinfer_router.hop import Answer, HopFailed, ask
 from deepinfer_router.http_client import UpstreamError
-from deepinfer_router.http_headers import end_to_end
 from deepinfer_router.journey import Journey
 from deepinfer_router.lease import Lease
 from deepinfer_router.metrics import counter
@@ -129,7 +128,7 @@ class Disaggregated:
             said = await response.read(_MAX_ANSWER_BYTES, stall_s=patience)
         except UpstreamError as error:
             raise HopFailed(lease.target.engine, error.kind, error.message) from error
-        return Answer(response.status, end_to_end(response.headers), said)
+        return Answer(response.status, response.headers, said)
 
     def _read(self, journey: Journey, body: bytes) -> Params:
         try:

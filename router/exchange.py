@@ -122,7 +122,7 @@ class Exchange:
             self._on_close.append(callback)
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """The whole answer. `headers` carry neither content-length nor what concerns the connection."""
+        """The whole answer. `headers` carry no content-length."""
         self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         self.end(body)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from deepinfer_router.errors import Refusal
 from deepinfer_router.http_client import UpstreamError, UpstreamResponse
-from deepinfer_router.http_headers import Headers, end_to_end
+from deepinfer_router.http_headers import Headers
 from deepinfer_router.lease import Lease
 from deepinfer_router.target import Engine, Target
 from deepinfer_router.upstreams import Upstreams
@@ -94,5 +94,5 @@ async def judged(engine: Engine, response: UpstreamResponse, stall_s: float | No
     except UpstreamError as error:
         raise HopFailed(engine, error.kind, error.message, sent=error.sent) from error
     kind = "pressure" if found is Verdict.PRESSURE else "status"
-    answer = Answer(response.status, end_to_end(response.headers), said)
+    answer = Answer(response.status, response.headers, said)
     raise HopFailed(engine, kind, f"engine {engine.id} answered {response.status}", answer=answer)

@@ -86,6 +86,9 @@ class UpstreamResponse:
 
     async def read(self, limit: int, *, stall_s: float | None = None) -> bytes:
         """The whole body, at most `limit` bytes. Raises UpstreamError: also if a piece takes longer than `stall_s`."""
+        if self.complete and len(self.rest) <= limit:  # an asynchronous iterator would cost more than all of that
+            rest, self.rest = self.rest, b""
+            return rest
         pieces: list[bytes] = []
         size = 0
         async for piece in self.pieces(first_data_s=stall_s, stall_s=stall_s):
