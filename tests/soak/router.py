@@ -167,10 +167,11 @@ class Soak:
         """One engine, or one worker, at random."""
         what, engine = self.chance.random(), self.chance.choice(self.engines)
         if what < 0.04:
-            pid = self.chance.choice(await self.workers())
-            self.killed_at = time.monotonic()
-            os.kill(pid, signal.SIGKILL)
-            self.counts["workers killed"] += 1
+            pids = await self.workers()
+            if len(pids) > 1:  # some worker always has the port
+                self.killed_at = time.monotonic()
+                os.kill(self.chance.choice(pids), signal.SIGKILL)
+                self.counts["workers killed"] += 1
             return
         fault = {**self.chance.choice(FAULTS), "times": self.chance.randrange(1, 5)}
         try:
