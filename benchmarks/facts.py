@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def facts(command: str = "") -> dict[str, Any]:
     """`command` is how this was called, where that is not this process's own command line."""
-    import torch
-    import vllm
-
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), "")
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return {
@@ -28,7 +26,15 @@ def facts(command: str = "") -> dict[str, Any]:
             "cpu": cpu.partition(":")[2].strip() or platform.processor(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
-            "torch": torch.__version__,
-            "vllm": vllm.__version__,
+            "torch": _version("torch"),
+            "vllm": _version("vllm"),
         },
     }
+
+
+def _version(distribution: str) -> str:
+    """What the router's benchmark can do without."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"
