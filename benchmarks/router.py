@@ -9,6 +9,7 @@ Example: python benchmarks/router.py --rounds 1 --seconds 1 --vllm-router build/
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,10 +22,12 @@ from facts import ROOT, facts
 def main() -> None:
     """Measure, write the results, print the page."""
     args = _arguments()
+    from proxy import contenders
     from proxy.contenders import found
     from proxy.report import losses, write
     from proxy.rounds import measure
 
+    contenders.ROUTER_PYTHON = args.python
     programs = {name: found(name, getattr(args, name.replace("-", "_"))) for name in ("vllm-router", "haproxy")}
     for name, path in programs.items():
         if path is None:
@@ -42,6 +45,9 @@ def main() -> None:
             results["absolute"], results["failures"] = failure_rows(Path(scratch), args.aborts, programs, _say)
             results["absolute"] += _beside(Path(scratch), args.rounds, args.seconds, results)
     lost = losses(results["rounds"])
+    asked = [args.python, "-c", "import sys; print(sys.version)"]
+    version = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    results["router_python"] = " ".join(version.split())
     results["notes"] = ["Where others take less:", "", *lost] if lost else []
     page = write(results, args.out)
     print(page.read_text())
@@ -72,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=5, help="of every load on every proxy; default: 5")
     add("--seconds", type=float, default=2.0, help="of every load, after one that warms up; default: 2")
     add("--aborts", type=int, default=10_000, help="clients that leave; default: 10000")
+    add("--python", default=sys.executable, help="that runs our router, and has its dependencies; default: this one")
     add("--vllm-router", help="program; default: beside this Python or on PATH")
     add("--haproxy", help="program; default: on PATH")
     add("--no-failures", action="store_true", help="speed alone")
@@ -81,7 +88,7 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--rounds {args.rounds}: must be at least 1")
     if not 0.2 <= args.seconds <= 60:
         parser.error(f"--seconds {args.seconds}: must be between 0.2 and 60")
-    for name in ("vllm_router", "haproxy"):
+    for name in ("vllm_router", "haproxy", "python"):
         if (path := getattr(args, name)) and not Path(path).is_file():
             parser.error(f"--{name.replace('_', '-')} {path}: no such file")
     return args

@@ -54,6 +54,11 @@ def free_port() -> int:
         return port
 
 
+def _of_python(path: str) -> bool:
+    """Another interpreter has its own."""
+    return path.startswith((sys.prefix, sys.base_prefix))
+
+
 class Process:
     """A child and its own children, all on one core."""
 
@@ -66,7 +71,7 @@ class Process:
                 stderr=out,
                 preexec_fn=lambda: os.sched_setaffinity(0, {core}),
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if not _of_python(path))},
             )
 
     def line(self) -> str:
