@@ -110,8 +110,8 @@ def table(results: dict[str, Any]) -> str:
         "# The router beside vllm-router and HAProxy",
         "",
         f"`{results['command']}` at commit {results['commit']} on {results['date']}: {machine['cpu']}, "
-        f"{machine['cores']} cores; our router under Python {results['router_python']}. Raw numbers are in the JSON file "
-        "of the same name.",
+        f"{machine['cores']} cores; our router under Python {results['router_python']}. Raw numbers are in the JSON "
+        "file of the same name.",
         "",
         "Each proxy has one core, engines and clients in C have another. CPU is user and system time of all its "
         f"processes. A ratio is of two measurements of one round; medians over {len(rounds)} rounds, in brackets the "
