@@ -73,7 +73,15 @@ def results(ours_us: float) -> dict[str, Any]:
         for factor in (1, 3, 2)
     ]
     machine = {"cpu": "x", "cores": 2, "python": "3.11"}
-    return {"rounds": rounds, "machine": machine, "command": "c", "commit": "d", "date": "e", "absolute": []}
+    return {
+        "rounds": rounds,
+        "machine": machine,
+        "command": "c",
+        "commit": "d",
+        "date": "e",
+        "absolute": [],
+        "router_python": "3",
+    }
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from deepinfer_router.engine_connection import EngineConnection
 from deepinfer_router.exchange import Exchange
 from deepinfer_router.http_client import Upstream, UpstreamError
 from deepinfer_router.http_config import Limits, Timeouts
-from deepinfer_router.http_server import HttpServer
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -592,19 +591,5 @@ def test_draining_ends_with_its_time() -> None:
             await asyncio.wait_for(read_answer(reader), WAIT_S)
         await until(lambda: not proxy.engine.open)
         writer.close()
-
-    case(run)
-
-
-def test_two_processes_may_share_a_port() -> None:
-    async def run(proxy: Proxy) -> None:
-        first, second = HttpServer(proxy.server.handler), HttpServer(proxy.server.handler)
-        port = await first.listen("127.0.0.1", 0, reuse_port=True)
-        assert await second.listen("127.0.0.1", port, reuse_port=True) == port
-        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
-            await HttpServer(proxy.server.handler).listen("127.0.0.1", port)
-        assert (await ask(port)).status == 200
-        await first.drain(0)
-        await second.drain(0)
 
     case(run)
