@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -30,6 +31,16 @@ def facts(command: str = "") -> dict[str, Any]:
             "vllm": _version("vllm"),
         },
     }
+
+
+def keep(results: dict[str, Any], directory: Path, name: str, page: str = "") -> Path:
+    """`name`.json in `directory` and, if there is a page to it, `name`.md; the path of the latter."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    path = directory / f"{name}.md"
+    if page:
+        path.write_text(page)
+    return path
 
 
 def _version(distribution: str) -> str:

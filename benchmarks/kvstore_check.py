@@ -8,7 +8,6 @@ Example: python benchmarks/kvstore_check.py --rounds 20 --keys 100000
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from facts import ROOT, facts
+from facts import ROOT, facts, keep
 
 TOKENS = (16_384, 131_072)
 BLOCKS = (64, 128)
@@ -41,8 +40,7 @@ def main() -> None:
         **measure(args.keys, args.rounds),
     }
     results["limits"] = judge(results)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "kvstore_check.json").write_text(json.dumps(results, indent=1) + "\n")
+    keep(results, args.out, "kvstore_check")
     print(table(results))
     sys.exit(any(limit["verdict"] == "not met" for limit in results["limits"]))
 

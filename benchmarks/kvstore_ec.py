@@ -8,7 +8,6 @@ Example: python benchmarks/kvstore_ec.py --rounds 5 --directory /mnt/nvme
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from facts import ROOT, facts
+from facts import ROOT, facts, keep
 
 PAYLOAD_BYTES = 116_928
 """V4.1's packed block on SM90."""
@@ -36,8 +35,7 @@ def main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     results = {**facts("" if sys.argv[1:] else "make bench-kvstore"), **measure(args)}
     results["limits"] = judge(results)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "kvstore_ec.json").write_text(json.dumps(results, indent=1) + "\n")
+    keep(results, args.out, "kvstore_ec")
     print(table(results))
     sys.exit(any(limit["verdict"] == "not met" for limit in results["limits"]))
 

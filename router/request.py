@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from deepinfer_router.api import Api
 from deepinfer_router.body_patch import DROP, patch
+from deepinfer_router.http_headers import HOP_BY_HOP
 from deepinfer_router.identity import Identity
 from deepinfer_router.resumable import why_not_resumable
 from deepinfer_router.work import Work
@@ -13,18 +14,8 @@ if TYPE_CHECKING:
 
 Header = tuple[bytes, bytes]
 
-NOT_FORWARDED = frozenset(
+NOT_FORWARDED = HOP_BY_HOP | frozenset(
     (
-        # of one connection (RFC 9110, section 7.6.1)
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
         # made anew for each hop
         b"host",
         b"content-length",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+from facts import keep
 
 from deepinfer_simulator.bars import svg
 from deepinfer_simulator.prefill_stats import STABLE_DRIFT
@@ -89,15 +90,12 @@ def write(results: dict[str, Any], directory: Path) -> Path:
     """router-policies.json, .md and .svg in `directory`; the path of the page."""
     found = targets(results["decode"], results["prefill"])
     results["targets"] = [{**asdict(target), "verdict": target.verdict} for target in found]
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "router-policies.json").write_text(json.dumps(results, indent=1) + "\n")
-    page = directory / "router-policies.md"
-    text = table(results)
-    if results["decode"]:
-        bars = [(name, _eta(results["decode"], name)) for name in results["decode"]]
-        (directory / "router-policies.svg").write_text(svg("decode balance of 64 ranks", bars))
-        text += "\n![decode balance](router-policies.svg)\n"
-    page.write_text(text)
+    if not results["decode"]:
+        return keep(results, directory, "router-policies", table(results))
+    plot = "\n![decode balance](router-policies.svg)\n"
+    page = keep(results, directory, "router-policies", table(results) + plot)
+    bars = [(name, _eta(results["decode"], name)) for name in results["decode"]]
+    page.with_suffix(".svg").write_text(svg("decode balance of 64 ranks", bars))
     return page
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from facts import keep
 
 MOST_OF_COMPUTED = 0.15
 MOST_DECODE = 1.05
@@ -32,11 +33,7 @@ def judge(results: dict[str, Any]) -> list[dict[str, Any]]:
 def write(results: dict[str, Any], directory: Path) -> Path:
     """kvstore_engine.json and kvstore_engine.md in `directory`; the path of the latter."""
     results["limits"] = judge(results)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "kvstore_engine.json").write_text(json.dumps(results, indent=1) + "\n")
-    page = directory / "kvstore_engine.md"
-    page.write_text(table(results))
-    return page
+    return keep(results, directory, "kvstore_engine", table(results))
 
 
 def table(results: dict[str, Any]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from facts import keep
 
 from kv.plot import svg
 
@@ -76,11 +77,8 @@ def judge(shapes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def write(results: dict[str, Any], directory: Path, name: str) -> Path:
     """`name`.json, `name`.svg and `name`.md in `directory`; the path of the last."""
     results["limits"] = judge(results["shapes"])
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
-    (directory / f"{name}.svg").write_text(svg(results))
-    page = directory / f"{name}.md"
-    page.write_text(table(results) + f"\n![the rates by default]({name}.svg)\n")
+    page = keep(results, directory, name, table(results) + f"\n![the rates by default]({name}.svg)\n")
+    page.with_suffix(".svg").write_text(svg(results))
     return page
 
 

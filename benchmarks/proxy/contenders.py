@@ -10,7 +10,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from proxy.tools import PROXY_CORE, Process, free_port, request
+from deepinfer_vllm.server_process import free_port
+from proxy.tools import PROXY_CORE, Process, request
 
 VLLM_ROUTER = "vllm-router 0.1.17"
 ROUTER_PYTHON = sys.executable

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from facts import keep
 
 from proxy.rounds import CACHE_AWARE, DIRECT, OURS, OURS_ALL, OURS_PD, ROUND_ROBIN, VLLM_PD
 
@@ -96,11 +97,7 @@ def _row(name: str, found: Iterable[float], most: float | None, aim: float | Non
 def write(results: dict[str, Any], directory: Path) -> Path:
     """router.json and router.md; the path of the page."""
     results["limits"] = judge(results)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "router.json").write_text(json.dumps(results, indent=1) + "\n")
-    page = directory / "router.md"
-    page.write_text(table(results))
-    return page
+    return keep(results, directory, "router", table(results))
 
 
 def table(results: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -44,14 +43,6 @@ def request(body: Any, path: str = "/v1/chat/completions", headers: str = "") ->
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n{headers}"
     head += f"content-length: {len(data)}"
     return head.encode() + b"\r\n\r\n" + data
-
-
-def free_port() -> int:
-    """Of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _of_python(path: str) -> bool:

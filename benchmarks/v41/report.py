@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from facts import keep
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,7 @@ def write(results: dict[str, Any], directory: Path, name: str) -> Path:
         {"name": x.name, "value": x.value, "must": x.must, "aim": x.aim, "verdict": x.verdict()}
         for x in limits(results)
     ]
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
-    page = directory / f"{name}.md"
-    page.write_text(table(results))
-    return page
+    return keep(results, directory, name, table(results))
 
 
 def table(results: dict[str, Any]) -> str:

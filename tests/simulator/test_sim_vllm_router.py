@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from deepinfer_router.target import Engine, Target
 from deepinfer_simulator.baselines import PowerOf, RoundRobin, requests
 from deepinfer_simulator.baselines_prefix import CacheAware, TraceWork
 from deepinfer_simulator.policy import Policy
+from deepinfer_vllm.server_process import free_port
 
 aiohttp = pytest.importorskip("aiohttp")
 BUILT = Path(__file__).resolve().parents[2] / "build" / "vllm-router" / "bin" / "vllm-router"
@@ -65,12 +65,6 @@ async def engines(count: int) -> AsyncIterator[tuple[list[str], asyncio.Queue[in
         over.set()
         for runner in runners:
             await runner.cleanup()
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @asynccontextmanager
