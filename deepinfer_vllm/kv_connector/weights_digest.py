@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ def weights_digest(model: Any) -> str:
     return f"files:{directory_digest(path)}"
 
 
-def directory_digest(directory: Path) -> str:
+def directory_digest(directory: Path, always: Callable[[str], bool] = lambda name: False) -> str:
     """Of config.json and every weight file: name, size, header, and a page in the middle of each of up to
-    `SAMPLES_PER_FILE` tensors, evenly chosen. Training moves all of them; an edit of a few tensors of a large file may
-    escape it, as may one that fits between pages: name such weights."""
+    `SAMPLES_PER_FILE` tensors, evenly chosen, and of every tensor that is `always` read. Training moves all of them; an
+    edit of a few tensors of a large file may escape it, as may one that fits between pages: name such weights. Raises
+    OSError."""
     digest = hashlib.sha256((directory / "config.json").read_bytes() if (directory / "config.json").exists() else b"")
     for file in sorted(path for path in directory.iterdir() if path.suffix in WEIGHT_FILES):
         size = file.stat().st_size
@@ -36,7 +38,7 @@ def directory_digest(directory: Path) -> str:
         try:
             header = _header(descriptor, size) if file.suffix == ".safetensors" else b""
             digest.update(header)
-            for offset in _sampled(header, size):
+            for offset in _sampled(header, size, always):
                 digest.update(os.pread(descriptor, PAGE_BYTES, offset))
         finally:
             os.close(descriptor)
@@ -70,12 +72,13 @@ def _header(descriptor: int, size: int) -> bytes:
     return os.pread(descriptor, length, 8) if length <= min(size, MAX_HEADER_BYTES) else b""
 
 
-def _sampled(header: bytes, size: int) -> list[int]:
+def _sampled(header: bytes, size: int, always: Callable[[str], bool]) -> list[int]:
     """Offsets of the pages to read: of tensors where the header tells them, else evenly over the file."""
     try:
-        tensors = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
-        middles = sorted(8 + len(header) + (begin + end) // 2 for begin, end in tensors)
+        tensors = {name: entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"}
+        middles = sorted((8 + len(header) + (begin + end) // 2, name) for name, (begin, end) in tensors.items())
     except (ValueError, TypeError, KeyError, AttributeError):
-        middles = list(range(0, size, max(PAGE_BYTES, size // SAMPLES_PER_FILE)))
+        middles = [(offset, "") for offset in range(0, size, max(PAGE_BYTES, size // SAMPLES_PER_FILE))]
     step = max(1, -(-len(middles) // SAMPLES_PER_FILE))
-    return [max(0, middle - PAGE_BYTES // 2) for middle in middles[::step]]
+    chosen = [middle for number, (middle, name) in enumerate(middles) if number % step == 0 or always(name)]
+    return [max(0, middle - PAGE_BYTES // 2) for middle in chosen]
