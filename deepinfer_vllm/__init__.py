@@ -16,3 +16,4 @@ def register() -> None:
     register_models()
     register_connector()
     compat.provide_torch_kernels()
+    compat.provide_dspark()

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     DEEPINFER_VLLM_NUMERICS: Literal["plain", "qat"]
     DEEPINFER_VLLM_WEIGHTS: Literal["packed", "bf16", "fp32"]
     DEEPINFER_VLLM_NATIVE: bool
+    DEEPINFER_VLLM_DSPARK_BUDGET: Literal["auto", "early-stop", "delayed", "fixed"]
+    DEEPINFER_VLLM_DSPARK_CALIBRATION: str
+    DEEPINFER_VLLM_DSPARK_RECORD: str
+    DEEPINFER_VLLM_DSPARK_GRAMMAR: bool
 
 Value = str | bool
 
@@ -42,6 +46,10 @@ def _choice(name: str, words: tuple[str, ...], default: str, doc: str) -> Variab
 
 def _flag(name: str, default: str, doc: str) -> Variable:
     return Variable(name, "1 or 0", default, lambda text: {"1": True, "0": False}[text], doc)
+
+
+def _path(name: str, allowed: str, default: str, doc: str) -> Variable:
+    return Variable(name, allowed, default, str, doc)
 
 
 TABLE: dict[str, Variable] = {
@@ -78,6 +86,34 @@ TABLE: dict[str, Variable] = {
             doc="Build two small C libraries with the system's compiler, once, into `~/.cache/deepinfer_vllm` (kernels"
             " for the CPU) and `~/.cache/deepinfer_kvstore` (the store's hash chain), and use them. Without a compiler,"
             " or with `0`, PyTorch and Python do the same work in more steps.",
+        ),
+        _choice(
+            "DEEPINFER_VLLM_DSPARK_BUDGET",
+            ("auto", "early-stop", "delayed", "fixed"),
+            default="auto",
+            doc="How many of DSpark's drafts a step verifies. `early-stop` decides on the confidences of these drafts,"
+            " `delayed` on those of the step before; `auto` takes the first where the host has them in time. `fixed`"
+            " verifies all, as vLLM does by itself.",
+        ),
+        _path(
+            "DEEPINFER_VLLM_DSPARK_CALIBRATION",
+            "auto, off or a file",
+            default="auto",
+            doc="Temperatures for DSpark's confidences, as `deepinfer calibrate-dspark` writes them. `auto` takes those"
+            " beside the checkpoint, if there are any; `off` takes the confidences as they are.",
+        ),
+        _path(
+            "DEEPINFER_VLLM_DSPARK_RECORD",
+            "a file, or empty",
+            default="",
+            doc="Where to record what DSpark drafted, how sure it was, and what was accepted, for calibration. Empty"
+            " records nothing.",
+        ),
+        _flag(
+            "DEEPINFER_VLLM_DSPARK_GRAMMAR",
+            default="1",
+            doc="Draft only tokens that a request's grammar allows. `0` drafts without looking at it; answers keep to"
+            " the grammar either way.",
         ),
     )
 }

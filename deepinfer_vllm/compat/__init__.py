@@ -7,6 +7,7 @@
 | `blame_the_sender` | 0.32, 0.33 | an image that cannot be had is answered with 500 | vLLM answers with 4xx |
 | `hook_seeded_sampling` | 0.32, 0.33, runner V1 | CPU generators have no offset to rewind by | vLLM needs none |
 | `provide_torch_kernels` | 0.32 (refusal), 0.33 | V2 needs Triton, which CPUs have not | vLLM's V2 runs there |
+| `provide_dspark` | 0.32, 0.33, CPU | confidences and trimming are for CUDA graphs | they are not |
 | `add_cpu_collectives` | 0.32, 0.33, CPU | its communicator cannot gather or scatter unequal parts | vLLM's can |
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
@@ -16,6 +17,7 @@
 
 from deepinfer_vllm.compat.connector_config import hook_connector_config
 from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
+from deepinfer_vllm.compat.dspark import provide_dspark
 from deepinfer_vllm.compat.early_flush import flush_before_zeroing
 from deepinfer_vllm.compat.held_answers import hold_answers
 from deepinfer_vllm.compat.image_errors import blame_the_sender
@@ -35,6 +37,7 @@ __all__ = [
     "hook_model_config",
     "hook_runner",
     "hook_seeded_sampling",
+    "provide_dspark",
     "provide_torch_kernels",
     "refuse_prompt_embeds",
 ]

@@ -75,7 +75,7 @@ def speculation_problems(vllm_config: Any) -> list[str]:
     return [
         f"{setting} (must be {allowed} with --speculative-config)"
         for setting, allowed, bad in (
-            ("VLLM_USE_V2_MODEL_RUNNER=0 or unset", "1", not vllm_config.use_v2_model_runner),
+            ("VLLM_USE_V2_MODEL_RUNNER=0", "1 or unset", not vllm_config.use_v2_model_runner),
             (f"model={speculative.model} in --speculative-config", "left away", own_model),
             (f"rejection_sample_method={judge}", "standard, block or synthetic", judge == "fly"),
             (f"kv_cache_dtype={dtype} in --speculative-config", "left away", dtype not in (None, "auto")),

@@ -1,0 +1,73 @@
+"""DSpark on the host: our speculator in place of vLLM's, and runner V2, which it needs, without being asked for it."""
+
+import functools
+from typing import Any
+
+
+def provide_dspark() -> None:
+    """Let method "dspark" just work on a CPU. Does nothing on another platform."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        _choose_v2()
+        _build_ours(type(current_platform))
+
+
+def _choose_v2() -> None:
+    """Where nobody chose a runner, V2 runs DSpark: it has no other, and vLLM would only take it where Triton is."""
+    from vllm import envs
+    from vllm.config import VllmConfig
+
+    chosen = VllmConfig.use_v2_model_runner.fget
+    if hasattr(chosen, "deepinfer_dspark"):
+        return
+
+    @functools.wraps(chosen)
+    def chosen_for_dspark(self: Any) -> bool:
+        speculative = self.speculative_config
+        if envs.VLLM_USE_V2_MODEL_RUNNER is None and speculative is not None and speculative.method == "dspark":
+            return True
+        return bool(chosen(self))
+
+    chosen_for_dspark.deepinfer_dspark = True  # type: ignore[attr-defined]
+    VllmConfig.use_v2_model_runner = property(chosen_for_dspark)
+
+
+def _build_ours(platform: Any) -> None:
+    """As a worker starts, and before it imports its runner, put our speculator where runners look for one."""
+    register = platform.register_triton_kernel_overrides.__func__
+    if hasattr(register, "deepinfer_dspark"):
+        return
+
+    @functools.wraps(register)
+    def register_and_hook(cls: Any) -> None:
+        register(cls)
+        hook_speculator()
+
+    register_and_hook.deepinfer_dspark = True  # type: ignore[attr-defined]
+    platform.register_triton_kernel_overrides = classmethod(register_and_hook)
+
+
+def hook_speculator() -> None:
+    """Build our speculator for method "dspark"; the runner takes the function from its package by name."""
+    import sys
+
+    from vllm.v1.worker.gpu import spec_decode
+
+    build = spec_decode.init_speculator
+    if hasattr(build, "deepinfer_dspark"):
+        return
+
+    @functools.wraps(build)
+    def build_ours(vllm_config: Any, device: Any, req_states: Any) -> Any:
+        if vllm_config.speculative_config.method != "dspark":
+            return build(vllm_config, device, req_states)
+        from deepinfer_vllm.spec_decode.speculator import HostSpeculator
+
+        return HostSpeculator(vllm_config, device)
+
+    build_ours.deepinfer_dspark = True  # type: ignore[attr-defined]
+    spec_decode.init_speculator = build_ours
+    runner: Any = sys.modules.get("vllm.v1.worker.gpu.model_runner")
+    if runner is not None:
+        runner.init_speculator = build_ours
