@@ -17,3 +17,4 @@ def register() -> None:
     register_connector()
     compat.provide_torch_kernels()
     compat.provide_dspark()
+    compat.carry_draft_stats()

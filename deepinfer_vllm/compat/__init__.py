@@ -12,11 +12,13 @@
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 | `flush_before_zeroing` | 0.32, 0.33, runner V2 | it zeroes blocks still to be copied | it asks the connector first |
+| `carry_draft_stats` | 0.32, 0.33 | workers cannot report what only a speculator knows | vLLM lets them |
 | `hold_answers` | 0.32, 0.33 | a connector cannot keep an answer until blocks are stored | vLLM lets it |
 """
 
 from deepinfer_vllm.compat.connector_config import hook_connector_config
 from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
+from deepinfer_vllm.compat.draft_stats import carry_draft_stats
 from deepinfer_vllm.compat.dspark import provide_dspark
 from deepinfer_vllm.compat.early_flush import flush_before_zeroing
 from deepinfer_vllm.compat.held_answers import hold_answers
@@ -31,6 +33,7 @@ __all__ = [
     "BATCH_FACTS",
     "add_cpu_collectives",
     "blame_the_sender",
+    "carry_draft_stats",
     "flush_before_zeroing",
     "hold_answers",
     "hook_connector_config",
