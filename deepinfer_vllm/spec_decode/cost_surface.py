@@ -1,0 +1,187 @@
+"""Seconds as a function of a size and of context tokens: measured at start, kept true by live times."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Sample = tuple[int, int, float]
+"""Size, context tokens, seconds."""
+
+MAX_SECONDS = 3600.0
+"""A time of more is an error of whoever measured."""
+CONTEXTS = np.array([0.0, *(4.0**power for power in range(6, 14))])
+"""Where context is tabulated; between 4,096 and 67,108,864 tokens every fourfold."""
+
+_BATCH = 5  # times of a node whose median counts as one
+_KEPT = 8.0  # medians that a node's mean remembers
+_HALF_LIFE = 4000  # observations until a node that is not visited counts half
+_CLIP = 0.25  # of the logarithm: the most that a median counts
+_OCTAVES, _STEPS = 0.7, 1.0  # how far along sizes and contexts a correction is believed
+_EVERYWHERE = 0.02  # of it that is believed at any distance
+_PRIOR = 0.1  # medians that the start's measurement counts as
+_OWN = 1.0  # medians after which a node trusts its own half
+
+
+class CostSurface:
+    """Nodes of sizes and contexts, linear in between, and never falling along either.
+
+    What was measured at start is multiplied by corrections. A node is corrected by the mean of its own recent medians
+    of five, as far as it has them, else by those near it, else by all: so what is not visited drifts with what is.
+    A median counts at most 28 % up or 22 % down, and outliers do not reach it. One thread.
+    """
+
+    def __init__(self, sizes: Sequence[int], start: Floats, padded_to: int = 0) -> None:
+        """sizes: [G], rising; start: [G, 9] seconds at each size and each of `CONTEXTS`. Up to the size `padded_to` a
+        batch costs what the next larger size does."""
+        self.sizes = np.array(sizes, dtype=np.int64)
+        self.padded_to = padded_to
+        self.start = _rising(np.asarray(start, dtype=np.float64))
+        self.seconds = self.start
+        """[G, 9]: as now believed."""
+        shape = self.start.shape
+        self._weight, self._log = np.zeros(shape), np.zeros(shape)
+        self._seen = np.zeros(shape)
+        self._observed = 0
+        self._pending: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+        octaves = np.subtract.outer(np.log2(self.sizes), np.log2(self.sizes)) / _OCTAVES
+        steps = np.subtract.outer(np.arange(len(CONTEXTS)), np.arange(len(CONTEXTS))) / _STEPS
+        self._near_sizes, self._near_contexts = np.exp(-(octaves**2) / 2), np.exp(-(steps**2) / 2)
+        self._reach(int(self.sizes[-1]))
+
+    @classmethod
+    def measured(cls, samples: Iterable[Sample], padded_to: int = 0) -> CostSurface:
+        """Of medians. Context costs what it was measured to at that size or the nearest where several were, else 0.
+
+        ValueError without a usable sample.
+        """
+        times: defaultdict[int, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for size, context, seconds in samples:
+            if usable(size, context, seconds):
+                times[size][context].append(seconds)
+        if not times:
+            raise ValueError("no step was measured: a cost table needs at least one positive time of one size")
+        sizes = sorted(times)
+        points = {size: sorted((context, median(of)) for context, of in times[size].items()) for size in sizes}
+        slopes = {
+            size: max(0.0, (at[-1][1] - at[0][1]) / (at[-1][0] - at[0][0]))
+            for size, at in points.items()
+            if len(at) > 1
+        }
+        start = np.empty((len(sizes), len(CONTEXTS)))
+        for row, size in enumerate(sizes):
+            nearest = min(slopes, key=lambda other: abs(np.log(other / size)), default=None)
+            context, seconds = points[size][0]
+            slope = 0.0 if nearest is None else slopes[nearest]
+            start[row] = np.maximum(seconds + slope * (CONTEXTS - context), 0.1 * seconds)
+        return cls(sizes, start, padded_to)
+
+    def between(self, first: int, last: int, context_tokens: float) -> Floats:
+        """[last - first + 1]: seconds of each size from `first` to `last`; those beyond all nodes on the last line."""
+        if last >= len(self._lower):
+            self._reach(2 * last)
+        return self._expanded(self.seconds, slice(first, last + 1), context_tokens)
+
+    def observe(self, size: int, context_tokens: int, seconds: float) -> None:
+        """A live time. What cannot be one is ignored."""
+        if not usable(size, context_tokens, seconds):
+            return
+        if size >= len(self._lower):
+            self._reach(2 * size)
+        self._observed += 1
+        expected = self._expanded(self.start, slice(size, size + 1), context_tokens)[0]
+        row = int(self._lower[size] + round(self._part[size])) if size <= self.sizes[-1] else len(self.sizes) - 1
+        node = row, int(round(_context_place(context_tokens)))
+        pending = self._pending[node]
+        pending.append(float(np.log(seconds / expected)))
+        if len(pending) == _BATCH:
+            self._learn(node, median(pending))
+            pending.clear()
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the times that wait for their median."""
+        arrays = {"start": self.start, "weight": self._weight, "log": self._log, "seen": self._seen}
+        return {
+            "sizes": self.sizes.tolist(),
+            "padded_to": self.padded_to,
+            "observed": self._observed,
+            **{name: array.tolist() for name, array in arrays.items()},
+        }
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> CostSurface:
+        """What `to_json` gave. ValueError if it is something else."""
+        try:
+            surface = cls(found["sizes"], np.array(found["start"]), int(found["padded_to"]))
+            shape = surface.start.shape
+            surface._weight, surface._log, surface._seen = (
+                np.array(found[name], dtype=np.float64).reshape(shape) for name in ("weight", "log", "seen")
+            )
+            surface._observed = int(found["observed"])
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"not a cost table: {type(error).__name__} {error}") from error
+        surface._correct()
+        return surface
+
+    def _learn(self, node: tuple[int, int], seen: float) -> None:
+        weight = self._weight[node] * 0.5 ** ((self._observed - self._seen[node]) / _HALF_LIFE)
+        believed = float(np.log(self.seconds[node] / self.start[node]))
+        before = self._log[node] if weight > 0.0 else believed
+        clipped = min(max(seen, believed - _CLIP), believed + _CLIP)
+        self._weight[node] = min(weight + 1.0, _KEPT)
+        self._log[node] = before + (clipped - before) / self._weight[node]
+        self._seen[node] = self._observed
+        self._correct()
+
+    def _correct(self) -> None:
+        weight = self._weight * 0.5 ** ((self._observed - self._seen) / _HALF_LIFE)
+        near = self._near_sizes @ weight @ self._near_contexts + _EVERYWHERE * weight.sum()
+        moved = weight * self._log
+        pull = self._near_sizes @ moved @ self._near_contexts + _EVERYWHERE * moved.sum()
+        shared = pull / (near + _PRIOR)
+        own = weight / (weight + _OWN)
+        self.seconds = _rising(self.start * np.exp(shared + own * (self._log - shared)))
+
+    def _expanded(self, seconds: Floats, sizes: slice, context_tokens: float) -> Floats:
+        place = _context_place(context_tokens)
+        left = min(int(place), len(CONTEXTS) - 2)
+        part = (context_tokens - CONTEXTS[left]) / (CONTEXTS[left + 1] - CONTEXTS[left])
+        row = seconds[:, left] + part * (seconds[:, left + 1] - seconds[:, left])
+        lower = self._lower[sizes]
+        return row[lower] + self._part[sizes] * (self._rise @ row)[lower]
+
+    def _reach(self, size: int) -> None:
+        """Where sizes up to this one lie between nodes."""
+        values = np.arange(size + 1)
+        last = len(self.sizes) - 1
+        above = np.searchsorted(self.sizes, values)
+        self._lower = np.clip(above - 1, 0, max(0, last - 1))
+        upper = np.minimum(self._lower + 1, last)
+        apart = np.maximum(self.sizes[upper] - self.sizes[self._lower], 1)
+        self._part = np.maximum((values - self.sizes[self._lower]) / apart, 0.0)
+        padded = (values <= self.padded_to) & (values <= self.sizes[-1])
+        self._part[padded] = (above - self._lower)[padded]
+        self._rise = np.eye(last + 1, k=1)[:, : last + 1] - np.eye(last + 1)
+        self._rise[last] = 0.0
+
+
+def usable(size: int, context_tokens: int, seconds: float) -> bool:
+    """Whether this can be a measured step."""
+    return size >= 1 and context_tokens >= 0 and 0.0 < seconds <= MAX_SECONDS
+
+
+def _context_place(context_tokens: float) -> float:
+    """Index in `CONTEXTS`, with a fraction in logarithm; below 4,096 linear."""
+    if context_tokens <= CONTEXTS[1]:
+        return context_tokens / float(CONTEXTS[1])
+    return min(float(np.log(context_tokens)) / float(np.log(4.0)) - 5.0, len(CONTEXTS) - 1.0)
+
+
+def _rising(seconds: Floats) -> Floats:
+    return np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)

@@ -1,0 +1,70 @@
+"""What it costs to verify and to draft, by batch and by context."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer_vllm.spec_decode.cost_surface import CostSurface, Sample, usable
+
+
+class CostTable:
+    """Seconds of a target step over so many tokens, and of a draft step for so many requests.
+
+    `context_tokens` is everywhere the sum over the batch. Lookups take some ten microseconds, observations as well, and
+    memory is bounded. All seconds follow from what was given in the order it was given: tables that are told the same
+    answer the same. One thread.
+    """
+
+    def __init__(self, verify: CostSurface, draft: CostSurface) -> None:
+        self._verify, self._draft = verify, draft
+        self._errors: deque[float] = deque(maxlen=65)
+
+    @classmethod
+    def measured(cls, verify: Iterable[Sample], draft: Iterable[Sample], padded_to: int = 0) -> CostTable:
+        """From times at start. verify: (tokens, context tokens, seconds) of target steps; draft: (requests, context
+        tokens, seconds). Up to `padded_to` tokens, the largest captured graph, a batch is padded to the next size that
+        was measured; beyond, and with 0 everywhere, cost is linear between sizes. ValueError where nothing was.
+        """
+        return cls(CostSurface.measured(verify, padded_to), CostSurface.measured(draft))
+
+    @property
+    def error(self) -> float | None:
+        """Median of |predicted - observed| / observed of the last 65 target steps, predicted before each was learnt."""
+        return median(self._errors) if self._errors else None
+
+    def verify_s(self, first_tokens: int, last_tokens: int, context_tokens: int) -> NDArray[np.float64]:
+        """[last - first + 1] seconds of a target step over first, first + 1, ... last tokens; never falling."""
+        return self._verify.between(first_tokens, last_tokens, context_tokens)
+
+    def draft_s(self, requests: int, context_tokens: int) -> float:
+        """Seconds to draft a block for each of so many requests."""
+        return float(self._draft.between(requests, requests, context_tokens)[0])
+
+    def observe_verify(self, tokens: int, context_tokens: int, seconds: float) -> None:
+        """A target step took `seconds`. What cannot be is ignored; what is far off moves little."""
+        if usable(tokens, context_tokens, seconds):
+            expected = float(self._verify.between(tokens, tokens, context_tokens)[0])
+            self._errors.append(abs(expected - seconds) / seconds)
+        self._verify.observe(tokens, context_tokens, seconds)
+
+    def observe_draft(self, requests: int, context_tokens: int, seconds: float) -> None:
+        """A draft step took `seconds`."""
+        self._draft.observe(requests, context_tokens, seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file or another rank."""
+        return {"verify": self._verify.to_json(), "draft": self._draft.to_json()}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> CostTable:
+        """What `to_json` gave. ValueError if it is something else."""
+        try:
+            return cls(CostSurface.from_json(found["verify"]), CostSurface.from_json(found["draft"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a cost table: {type(error).__name__} {error}") from error
