@@ -37,6 +37,11 @@ class Made:
     dtype: str = ""
     numerics: str = ""
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Made":
+        """The fields of that name. Raises KeyError or ValueError where one is missing or no text or number."""
+        return cls(*(_typed(value, name, kind) for name, kind in cls.__annotations__.items()))
+
 
 def checkpoint_digest(directory: Path) -> str:
     """Of the config, of every weight file, and of each tensor of the draft (mtp.*) but experts'; milliseconds.
@@ -108,7 +113,7 @@ def _must_be(path: Path, of: Made, made: Made) -> None:
 def _parsed(value: Any) -> tuple[Calibration, Made]:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA!r}")
-    made = Made(*(_typed(value, name, kind) for name, kind in Made.__annotations__.items()))
+    made = Made.from_json(value)
     calibration = Calibration(
         _numbers(value, "temperatures"),
         _numbers(value, "ece_before"),
