@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# All measurements of this folder, on a GPU host with vLLM 0.33 and what pack.sh packed on PYTHONPATH.
+#
+#   usage: run.sh OUT [PART ...]      parts: doctor oracle store fs; default: all. Logs and JSON go to OUT.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+out=$(realpath -m "$1"); shift
+parts=${*:-doctor oracle store fs}
+work=${WORK:-/tmp/deepinfer-gpu}
+mkdir -p "$out" "$work/states"
+begin=$(date +%s)
+said() { echo "[$(($(date +%s) - begin)) s] $*"; }
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee "$out/card.txt"
+[ -e "$work/wide/config.json" ] || python3 "$here/wide.py" "$work/wide"
+
+states() { # NAME COMMAND...
+    local name=$1; shift
+    timeout 480 env "$@" > "$out/$name.log" 2>&1
+    said "$name: exit code $?; $(grep -E '^[0-9]+ tokens:' "$out/$name.log" | tail -1)"
+}
+
+for part in $parts; do case $part in
+    doctor) python3 -m deepinfer_vllm.cli.main doctor > "$out/doctor.txt" 2>&1; said "doctor: exit code $?" ;;
+    oracle)
+        states upstream DEEPINFER_VLLM_MODEL=upstream python3 "$here/states.py" "$work/wide" "$work/states/upstream.safetensors" &
+        states plain DEEPINFER_VLLM_MODEL=portable python3 "$here/states.py" "$work/wide" "$work/states/plain.safetensors" &
+        states f64 python3 "$here/reference_states.py" "$work/wide" "$work/states/f64.safetensors" &
+        wait
+        states qat DEEPINFER_VLLM_MODEL=portable DEEPINFER_VLLM_NUMERICS=qat \
+            python3 "$here/states.py" "$work/wide" "$work/states/qat.safetensors" &
+        states f64-qat python3 "$here/reference_states.py" "$work/wide" "$work/states/f64-qat.safetensors" --qat &
+        wait
+        python3 "$here/compare.py" "$work/states" plain:upstream qat:upstream plain:f64 qat:f64-qat upstream:f64 \
+            upstream:f64-qat plain:qat --out "$out/oracle.json" ;;
+    store)
+        for step in bare fill load; do
+            timeout 300 python3 "$here/store.py" $step "$work/wide" "$work/kv" "$out" > "$out/$step.log" 2>&1
+            said "$step: exit code $?"; grep -E "^$step:" "$out/$step.log"
+        done ;;
+    fs)
+        for step in fs-fill fs-load; do
+            timeout 300 python3 "$here/store.py" $step "$work/wide" "$work/kv" "$out" > "$out/$step.log" 2>&1
+            said "$step: exit code $?"; grep -E "^$step:" "$out/$step.log"
+        done ;;
+    *) echo "run.sh: no part $part: choose from doctor, oracle, store, fs" >&2; exit 2 ;;
+esac; done
