@@ -1,9 +1,9 @@
 """What a model inside vLLM's engine computes for a prompt: mean streams between layers, hidden states, logits.
 
 Of the last rows of each prompt only: with decoder-side replay others are not computed past the last KV source. Which
-model it is, DEEPINFER_VLLM_MODEL says.
+model it is, DEEPINFER_VLLM_MODEL says (portable or upstream).
 
-Example: DEEPINFER_VLLM_MODEL=portable python benchmarks/gpu/states.py /tmp/wide /tmp/ours.safetensors --tokens 1 128
+Example: python benchmarks/gpu/states.py /tmp/wide /tmp/states/plain.safetensors --tokens 1 128
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ROWS = 8
 
 
 def prompt_of(tokens: int, vocab: int) -> list[int]:
-    """The same random ids for every implementation; below the special ones."""
+    """The same random ids for every implementation; below the special ones, which are last."""
     return torch.randint(
-        vocab - 2048, (tokens,), generator=torch.Generator("cpu").manual_seed(tokens), device="cpu"
+        vocab - vocab // 16, (tokens,), generator=torch.Generator("cpu").manual_seed(tokens), device="cpu"
     ).tolist()
 
 
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 128, 2048, 32768], help="lengths of the prompts")
     parser.add_argument("--chunk", type=int, default=2048, help="tokens a step; default: 2048")
+    parser.add_argument("--kv-gb", type=float, default=12, help="KV cache, GiB; default: 12")
     args = parser.parse_args()
     from vllm import LLM, SamplingParams
 
@@ -78,7 +79,7 @@ def main() -> None:
         max_num_batched_tokens=args.chunk,
         max_num_seqs=4,
         enable_prefix_caching=False,
-        kv_cache_memory_bytes=12 << 30,
+        kv_cache_memory_bytes=int(args.kv_gb * 2**30),
     )
     model = runner_of(llm).model
     config = llm.llm_engine.vllm_config.model_config.hf_config

@@ -42,7 +42,10 @@ def connector(part: str, root: Path) -> dict[str, Any] | None:
 def prompts(lengths: list[int], count: int, vocab: int) -> dict[int, list[list[int]]]:
     """`count` random prompts of each length, the same in every part."""
     generator = torch.Generator().manual_seed(1)
-    return {n: [torch.randint(vocab - 2048, (n,), generator=generator).tolist() for _ in range(count)] for n in lengths}
+    return {
+        n: [torch.randint(vocab - vocab // 16, (n,), generator=generator).tolist() for _ in range(count)]
+        for n in lengths
+    }
 
 
 class Engine:
