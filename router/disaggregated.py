@@ -19,6 +19,7 @@ from deepinfer_router.journey import Journey
 from deepinfer_router.lease import Lease
 from deepinfer_router.metrics import counter
 from deepinfer_router.placement import Placed, Placer
+from deepinfer_router.roles import Role
 from deepinfer_router.upstreams import Upstreams
 
 PREFILLS = counter("prefill_hops", "Prefills at an engine of their own, by how they ended.", "outcome")
@@ -90,7 +91,7 @@ class Disaggregated:
             except HopFailed as failure:
                 lease.release(failure.kind)
                 PREFILLS.labels(failure.kind).inc()
-                again = self._failover.may_reroute(journey, failure)
+                again = self._failover.may_reroute(journey, failure, Role.PREFILL)
                 if not again and journey.exchange.started:
                     raise  # to where it is blamed, and the stream ended
                 self._failover.blame(journey, failure)

@@ -80,7 +80,8 @@ class Encoding:
             return known
         whole = journey.request.work
         work = Work(model=whole.model, images=1, pixels=pixels(part), tenant=whole.tenant)
-        for _ in range(2):
+        tries = 2
+        while tries:
             pick = self._policy.pick(work, self._fleet.targets(Role.ENCODE, work.model), self._clock(), self._rng)
             if pick is None:
                 break
@@ -93,8 +94,9 @@ class Encoding:
                     if failure.kind == "pressure":
                         self._fleet.pressured(engine)
                     else:
-                        self._fleet.failed(engine, failure.kind)
+                        self._fleet.failed(engine, failure.kind, unreachable=failure.kind == "connect")
                     work.excluded += (engine.id,)
+                    tries -= failure.sent  # one that is not there has cost nothing
         return {}
 
     async def _ask(self, journey: Journey, lease: Lease, body: bytes, number: int) -> dict[str, Any]:

@@ -124,6 +124,11 @@ class Fleet:
         found = by_model.get(model)
         return by_model[None] if found is None else found
 
+    def at_work(self, role: Role, model: str = "") -> list[Engine]:
+        """Those that get work of this kind, whether or not they have room for more now."""
+        engines = self.engines.values()
+        return [e for e in engines if e.state in GETS_WORK and role in e.roles and (not model or serves(e, model))]
+
     def book(self, target: Target, work: Work, stage: Role, seconds: float = 0.0) -> Lease:
         """Counts one hop at `target`. `seconds`: what prefill (or encoding) of it takes there, predicted.
 

@@ -115,7 +115,7 @@ class Flow:
                     break
                 except HopFailed as failure:
                     placed.release(failure.kind)
-                    placed = await self._failover.next(journey, failure)
+                    placed = await self._failover.next(journey, failure, placed.role_of(failure.engine))
         finally:
             if placed is not None:
                 placed.release("cancelled")

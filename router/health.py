@@ -23,11 +23,13 @@ _NEVER = float("-inf")
 class _Record:
     """What is remembered of one life of an engine."""
 
-    __slots__ = ("breaker", "pressured_at")
+    __slots__ = ("breaker", "pressured_at", "unreachable")
 
     def __init__(self, breaker: Breaker) -> None:
         self.breaker = breaker
         self.pressured_at = _NEVER
+        self.unreachable = False
+        """No connection, when it was last asked for one."""
 
 
 class Health:
@@ -35,7 +37,8 @@ class Health:
 
     Faults (no connection, reset, 5xx other than 503, a stall) open the engine's circuit; 429 and 503 are pressure and
     bound how much it may have; other 4xx say nothing, for the front end alone answers them. An engine without which a
-    role of a model had none is never left alone: it stays, with one request at a time.
+    role of a model had none, or none to which there is a connection, is never left alone: it stays, with one request at
+    a time.
     """
 
     def __init__(self, fleet: "Fleet", clock: Callable[[], float]) -> None:
@@ -66,6 +69,7 @@ class Health:
         record = self._records.get(engine)
         if record is None:
             return
+        record.unreachable = False
         if record.breaker.level:
             record.breaker.succeeded()
         state = engine.state
@@ -78,13 +82,15 @@ class Health:
         if engine.targets[0].window is not None:
             self._widen(engine, record)
 
-    def failed(self, engine: Engine, kind: str) -> None:
-        """A fault. `kind`: what it was, for the log."""
+    def failed(self, engine: Engine, kind: str, *, unreachable: bool = False) -> None:
+        """A fault. `kind`: what it was, for the log. `unreachable`: there was no connection."""
         record = self._records.get(engine)
         if record is None:
             return
         now = self._clock()
         breaker = record.breaker
+        cut_off = unreachable and not record.unreachable
+        record.unreachable = unreachable
         too_many = breaker.failed(now)
         state = engine.state
         tried = state is EngineState.HALF_OPEN or (state is EngineState.OPEN and now >= breaker.retry_at)
@@ -98,6 +104,8 @@ class Health:
                 self._set(engine, EngineState.OPEN)
         elif state is EngineState.READY:
             self._set(engine, EngineState.SUSPECT)
+        if cut_off:
+            self.keep_last()
 
     def pressured(self, engine: Engine) -> None:
         """It answered 429 or 503. Halves what it may have, at most once a second; each success gives one back."""
@@ -118,6 +126,7 @@ class Health:
         record = self._records.get(engine)
         if record is None:
             return
+        record.unreachable = False
         if engine.state is EngineState.STARTING:
             self.succeeded(engine)
         elif engine.state is EngineState.SUSPECT:
@@ -132,7 +141,7 @@ class Health:
         return record.breaker.retry_at if record is not None and engine.state is EngineState.OPEN else 0.0
 
     def keep_last(self) -> None:
-        """Engines were removed or drained: an open one without which a role has none is tried at once."""
+        """Engines were removed, drained or lost: an open one without which a role has none is tried at once."""
         for engine, record in list(self._records.items()):
             if engine.state is EngineState.OPEN and self._is_last(engine):
                 self._keep_one(engine, record, self._clock())
@@ -164,8 +173,14 @@ class Health:
             self._fleet.changed()
 
     def _is_last(self, engine: Engine) -> bool:
-        """Whether without it some role of some model would have no engine."""
-        others = [other for other in self._records if other is not engine and other.state in GETS_WORK]
+        """Whether without it some role of some model would have no engine; one that could be reached last time does
+        not go by those that could not."""
+        cut_off = self._records[engine].unreachable
+        others = [
+            other
+            for other, record in self._records.items()
+            if other is not engine and other.state in GETS_WORK and (cut_off or not record.unreachable)
+        ]
         for role in engine.roles:
             able = [other for other in others if role in other.roles]
             if not able or any(not any(serves(other, model) for other in able) for model in engine.models):

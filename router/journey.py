@@ -6,6 +6,7 @@ from deepinfer_router.exchange import Exchange
 from deepinfer_router.http_headers import Headers, uncoded
 from deepinfer_router.lease import Lease
 from deepinfer_router.request import Request
+from deepinfer_router.roles import Role
 from deepinfer_router.tracing import Trace
 from deepinfer_router.transcript import Transcript
 from deepinfer_router.usage import MARK
@@ -32,7 +33,6 @@ class Journey:
         "splits",
         "trace",
         "transcript",
-        "unreached",
         "usage_in",
         "_clock",
     )
@@ -48,10 +48,8 @@ class Journey:
         self.changes: dict[str, Any] = {}
         """Of its body, on top of the request's own: what a resumed or an encoded one has."""
         self.transcript: Transcript | None = None
-        self.rerouted = False
-        """A second engine has been asked, where a first one had it."""
-        self.unreached = 0
-        """Engines that were dead when they were to be asked."""
+        self.rerouted: set[Role] = set()
+        """For what a second engine has been asked, where a first one had it."""
         self.resumes = 0
         self.answering: Lease | None = None
         """Of the engine whose answer is coming."""

@@ -17,7 +17,7 @@ _PATIENCE_S = 10.0
 
 
 class ModelList:
-    """Asks one engine of each kind. The event loop's thread only."""
+    """Asks one engine of each kind, and another where that one does not answer. The event loop's thread only."""
 
     def __init__(self, fleet: Fleet, upstreams: Upstreams) -> None:
         self._fleet = fleet
@@ -29,18 +29,16 @@ class ModelList:
 
     async def answer(self, journey: Journey) -> None:
         """The entries of all, each model once. Raises Refusal: no engine answers."""
-        kinds: dict[tuple[str, ...], Target] = {}
-        for role in (Role.DECODE, Role.PREFILL):
-            for target in self._fleet.targets(role):
-                kinds.setdefault(target.engine.models, target)
         entries: dict[str, object] = {}
-        answered = False
-        for target in kinds.values():
-            try:
-                said = await self._ask(journey, target)
-            except HopFailed:
+        answered: set[tuple[str, ...]] = set()
+        for engine in dict.fromkeys((*self._fleet.at_work(Role.DECODE), *self._fleet.at_work(Role.PREFILL))):
+            if engine.models in answered:
                 continue
-            answered = True
+            try:
+                said = await self._ask(journey, engine.targets[0])
+            except HopFailed:
+                continue  # the next of its kind is asked
+            answered.add(engine.models)
             for entry in said:
                 if isinstance(entry, dict):
                     entries.setdefault(str(entry.get("id")), entry)

@@ -152,7 +152,7 @@ def _line(
         if journey.first_token_at:
             line["first_token_seconds"] = round(journey.first_token_at - exchange.received_at, 6)
         if journey.rerouted or journey.resumes:
-            line |= {"rerouted": journey.rerouted, "resumes": journey.resumes}
+            line |= {"rerouted": bool(journey.rerouted), "resumes": journey.resumes}
         if journey.trace is not None:
             line["trace_id"] = journey.trace.trace_id.decode()
     return line

@@ -10,7 +10,7 @@ from deepinfer_router.metrics import Counter, counter
 from deepinfer_router.pick import Pick
 from deepinfer_router.prefill import PrefillPolicy
 from deepinfer_router.roles import Role
-from deepinfer_router.target import Target
+from deepinfer_router.target import Engine, Target
 from deepinfer_router.work import Work
 
 _PREFILL, _DECODE = Role.PREFILL, Role.DECODE
@@ -49,6 +49,11 @@ class Placed:
         self.prefill = prefill
         self.pick = pick
         """Of the prefill, or of the whole."""
+
+    def role_of(self, engine: Engine) -> Role:
+        """What `engine` has to do of it; a whole request counts as a decode."""
+        prefill = self.prefill
+        return _PREFILL if prefill is not None and prefill.target.engine is engine else _DECODE
 
     def release(self, outcome: str) -> None:
         """Give back what is not given back yet."""
@@ -131,10 +136,9 @@ class Placer:
         picked = self._decode.pick(work, shape.decode or shape.both, now, self._rng)
         return None if picked is None else self._at(work, picked, 0.0)
 
-    def others(self, work: Work) -> bool:
-        """Whether an engine is open that could do it and has not failed it, with room now or later."""
-        shape = self.shape(work.model)
-        return any(target.engine.id not in work.excluded for target in shape.decode)
+    def others(self, work: Work, roles: Sequence[Role]) -> bool:
+        """Whether an engine with one of `roles` gets work and has not failed this one, with room now or later."""
+        return any(engine.id not in work.excluded for role in roles for engine in self._fleet.at_work(role, work.model))
 
     def another_prefill(self, work: Work) -> tuple[Lease, Pick] | None:
         """A place for its prefill alone, with its decode's kept."""
@@ -146,16 +150,19 @@ class Placer:
         return self._fleet.book(pick.target, work, _PREFILL, pick.cost_seconds), pick
 
     def any(self, work: Work) -> Placed | None:
-        """A place for what needs no decoding: embeddings, lists of models. None where nobody is open for it.
+        """A place for what needs no decoding: embeddings, lists of models. None where nobody is open for it, or all
+        have failed it.
 
-        It does not wait here: where all have enough to do, the one with the least gets it.
+        It does not wait for prefills: where all have enough to do, the one with the least gets it.
         """
-        targets, now = self.shape(work.model).prefill, self._clock()
-        pick = self._prefill.pick(work, targets, now, self._rng)
+        shape, now = self.shape(work.model), self._clock()
+        pick = self._prefill.pick(work, shape.prefill, now, self._rng)
+        if pick is None and shape.prefill and not work.excluded:
+            pick = Pick(min(shape.prefill, key=lambda target: target.prefill_left(now)), "full")
         if pick is None:
-            if not targets:
-                return None
-            pick = Pick(min(targets, key=lambda target: target.prefill_left(now)), "full")
+            pick = self._decode.pick(work, shape.decode, now, self._rng)
+        if pick is None:
+            return None
         return Placed(self._fleet.book(pick.target, work, _PREFILL, pick.cost_seconds), None, pick)
 
     def _whole(self, work: Work, targets: Targets, now: float) -> Placed | None:

@@ -6,6 +6,7 @@ from math import inf
 
 from deepinfer_router.engine_state import EngineState
 from deepinfer_router.fleet import Fleet
+from deepinfer_router.http_response import UpstreamError
 from deepinfer_router.rounds import Fetch, Rounds
 from deepinfer_router.target import Engine
 
@@ -34,17 +35,18 @@ class Probes:
             async with asyncio.timeout(self._config.probe_timeout_s):
                 status, _ = await self._fetch(engine, path, _MOST_BYTES)
         except Exception as error:
-            self._failed(engine, f"probe of {path}: {str(error) or type(error).__name__}")
+            unreachable = isinstance(error, UpstreamError) and error.kind == "connect"
+            self._failed(engine, f"probe of {path}: {str(error) or type(error).__name__}", unreachable)
             return
         if status < 500:
             self._fleet.alive(engine)
         else:
             self._failed(engine, f"probe of {path}: status {status}")
 
-    def _failed(self, engine: Engine, kind: str) -> None:
+    def _failed(self, engine: Engine, kind: str, unreachable: bool = False) -> None:
         # What has not started yet is not broken.
         if engine.state is not EngineState.STARTING:
-            self._fleet.failed(engine, kind)
+            self._fleet.failed(engine, kind, unreachable=unreachable)
 
     def _pause_s(self, engine: Engine) -> float:
         if engine.state is EngineState.OPEN:

@@ -1,11 +1,13 @@
 """Goes on with a stream whose engine has failed."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import orjson
 
 from deepinfer_router.api import Kind
 from deepinfer_router.delivery import Delivery
+from deepinfer_router.errors import Refusal
 from deepinfer_router.failure_config import FailureConfig
 from deepinfer_router.hop import HopFailed, ask
 from deepinfer_router.http_client import UpstreamError
@@ -68,7 +70,8 @@ class Resuming:
         why = "rejected" if failure.kind == "rejected" else self._why_not(journey)
         placed = None
         if not why:
-            placed = await self._replacement.find(journey)
+            with suppress(Refusal):
+                placed = await self._replacement.find(journey)
             why = "" if placed is not None else "no_other"
         if placed is not None:
             try:

@@ -51,6 +51,11 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def stop_listening(self) -> None:
+        """New connections are refused; those that there are stay."""
+        assert self._server is not None
+        self._server.close()
+
     def asked_on(self, path: str) -> list[Asked]:
         return [asked for asked in self.asked if asked.path == path]
 

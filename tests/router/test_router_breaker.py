@@ -163,6 +163,25 @@ def test_an_open_engine_is_tried_at_once_when_the_others_go() -> None:
         assert (first.state, open_ids(fleet)) == (SUSPECT, ["0"])
 
 
+def test_an_open_engine_is_tried_at_once_when_the_others_cannot_be_reached() -> None:
+    """A refused connection says more than a fault of before."""
+    fleet, (first, second), clock = some(2)
+    fail(fleet, first)
+    fleet.failed(second, "connect", unreachable=True)
+    assert (first.state, second.state, open_ids(fleet)) == (SUSPECT, SUSPECT, ["0", "1"])
+    for _ in range(2):
+        fleet.failed(second, "connect", unreachable=True)
+    assert (first.state, second.state, open_ids(fleet)) == (SUSPECT, OPEN, ["0"])
+    # As long as nobody can be reached one is enough.
+    fail(fleet, first, 1)
+    for _ in range(2):
+        fleet.failed(first, "connect", unreachable=True)
+    assert (first.state, second.state, open_ids(fleet)) == (SUSPECT, OPEN, ["0"])
+    clock.now += 60
+    fleet.alive(second)
+    assert open_ids(fleet) == ["0", "1"]
+
+
 def test_pressure_halves_once_a_second_and_successes_give_back() -> None:
     """sglang#39464: a busy engine's 503 was counted as its death."""
     fleet, (engine, *_), clock = some()
