@@ -15,6 +15,7 @@ from deepinfer_vllm.cli import (
     checkpoint,
     demo,
     doctor,
+    dspark,
     kvstore,
     kvstore_operators,
     kvstore_rebuild,
@@ -33,6 +34,8 @@ app = typer.Typer(
 # Commands and groups of commands, in the order `deepinfer --help` lists them.
 app.command("doctor")(doctor.doctor)
 app.add_typer(checkpoint.app)
+app.command("calibrate-dspark")(dspark.calibrate)
+app.command("dspark-trace")(dspark.trace)
 kvstore_operators.add_to(kvstore.app)
 kvstore.app.command()(kvstore_rebuild.rebuild)
 app.add_typer(kvstore.app)

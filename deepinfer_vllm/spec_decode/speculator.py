@@ -26,8 +26,8 @@ class Grammar(Protocol):
 class Trace(Protocol):
     """Keeps the target's states for training a draft model."""
 
-    def observe(self, batch: Any, states: list[torch.Tensor], num_sampled: torch.Tensor) -> None:
-        """The batch of a step of the target, its states [T, hidden] of each target layer, and num_sampled [R]."""
+    def observe(self, batch: Any, states: list[torch.Tensor], last: torch.Tensor) -> None:
+        """The batch of a step of the target, its states [T, hidden] of each target layer, and after the final norm."""
 
 
 class Decider(Protocol):
@@ -86,7 +86,7 @@ class HostSpeculator(DSparkSpeculator):
         """
         real = not dummy_run
         if real and self.trace is not None and aux_hidden_states:
-            self.trace.observe(input_batch, aux_hidden_states, num_sampled)
+            self.trace.observe(input_batch, aux_hidden_states, last_hidden_states)
         self.drafting = not real or self.decider is None or self.decider.wants_drafts(input_batch)
         drafts = super().propose(
             input_batch,

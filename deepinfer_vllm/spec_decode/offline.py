@@ -1,0 +1,122 @@
+"""An engine for the offline commands of DSpark: vLLM's `LLM`, drafting, on whatever device there is."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepinfer_vllm.spec_decode.prompts import Prompt
+
+DEFAULTS = {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Unless set: what is slow is shown by progress bars, and a small model's threads and processes wait for each other."""
+CPU_ARGUMENTS: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30, "max_num_seqs": 16}
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """What a user may say about the engine."""
+
+    drafts: int | None = None
+    """Tokens of a draft; None for what the checkpoint was made for."""
+    dtype: str = "auto"
+    tensor_parallel_size: int = 1
+    max_model_len: int | None = None
+
+
+class OfflineEngine:
+    """`answers` and the engine itself as `llm`. One thread."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+
+    @property
+    def config(self) -> Any:
+        """vLLM's configuration."""
+        return self.llm.llm_engine.vllm_config
+
+    def answers(
+        self, prompts: Sequence[Prompt], max_tokens: int, temperature: float | None
+    ) -> list[tuple[list[int], list[int]]]:
+        """Prompt and answer of each, as token ids. `temperature`: None for what the checkpoint's generation config has.
+
+        Shows progress on stderr. Raises ValueError, of vLLM, for a prompt that does not fit.
+        """
+        sampling = self.llm.get_default_sampling_params()
+        sampling.max_tokens = max_tokens
+        sampling.detokenize = False
+        if temperature is not None:
+            sampling.temperature = temperature
+        answered: dict[int, Any] = {}
+        chats = [i for i, prompt in enumerate(prompts) if prompt.messages is not None]
+        others = [i for i, prompt in enumerate(prompts) if prompt.messages is None]
+        if others:
+            given = [
+                {"prompt": prompts[i].text} if prompts[i].text else {"prompt_token_ids": prompts[i].token_ids}
+                for i in others
+            ]
+            answered.update(zip(others, self.llm.generate(given, sampling), strict=True))
+        if chats:
+            answered.update(zip(chats, self.llm.chat([prompts[i].messages for i in chats], sampling), strict=True))
+        outputs = (answered[i] for i in range(len(prompts)))
+        return [(list(output.prompt_token_ids), list(output.outputs[0].token_ids)) for output in outputs]
+
+
+def block_size(directory: Path) -> int:
+    """How many tokens a draft of the checkpoint has. Raises OSError, or ValueError where config.json does not say."""
+    config = json.loads((directory / "config.json").read_text())
+    size = config.get("text_config", config).get("dspark_block_size")
+    if type(size) is not int or size < 1:
+        raise ValueError(f"{directory / 'config.json'}: dspark_block_size = {size!r}; a number of tokens is needed")
+    return size
+
+
+@contextmanager
+def engine(
+    directory: Path, choice: EngineChoice, environment: Mapping[str, str], **arguments: Any
+) -> Iterator[OfflineEngine]:
+    """An engine on a checkpoint with DSpark, stopped at the end. `environment` is set for it and for its workers."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield from _started(directory, choice, arguments)
+    finally:
+        for name in environment:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def _started(directory: Path, choice: EngineChoice, arguments: dict[str, Any]) -> Iterator[OfflineEngine]:
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.envs import disable_envs_cache
+    from vllm.platforms import current_platform
+
+    disable_envs_cache()
+    if current_platform.is_cpu():
+        arguments = {**CPU_ARGUMENTS, **arguments}
+    if choice.max_model_len is not None:
+        arguments["max_model_len"] = choice.max_model_len
+    llm = LLM(
+        str(directory),
+        dtype=choice.dtype,
+        tensor_parallel_size=choice.tensor_parallel_size,
+        tokenizer_mode="auto" if arguments.get("skip_tokenizer_init") else "deepseek_v41",
+        speculative_config={"method": "dspark", "num_speculative_tokens": choice.drafts or block_size(directory)},
+        worker_extension_cls="deepinfer_vllm.spec_decode.worker_tools.DSparkWorker",
+        **arguments,
+    )
+    try:
+        yield OfflineEngine(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()

@@ -1,0 +1,50 @@
+"""What became of drafts where every draft is verified, for whoever records it."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class Listens(Protocol):
+    """Wants to know what became of drafts: a record, a drift check."""
+
+    def record(
+        self,
+        confidences: NDArray[np.floating],
+        drafted: NDArray[np.integer],
+        accepted: NDArray[np.integer],
+        requests: list[str],
+    ) -> None:
+        """Raw confidences [R, S]; how many drafts were verified and how many of these stood [R]; ids [R]."""
+
+
+class Watcher:
+    """A `Decider` that always drafts, and pairs the confidences of a draft with what the next step makes of it."""
+
+    def __init__(self, speculator: Any, bonus_tokens: int, listeners: list[Listens]) -> None:
+        self._speculator, self._bonus, self._listeners = speculator, bonus_tokens, listeners
+        shape = speculator.max_num_reqs, speculator.num_speculative_steps
+        self._confidences = np.zeros(shape, np.float32)
+        """Of each slot's latest draft."""
+        self._sampled: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._batch: Any = None
+
+    def verified(self, num_sampled: torch.Tensor) -> None:
+        """See `Decider`."""
+        self._sampled = num_sampled.numpy().astype(np.int64)
+
+    def wants_drafts(self, batch: Any) -> bool:
+        """See `Decider`."""
+        self._batch, drafted = batch, batch.num_draft_tokens_per_req
+        if drafted is not None and drafted.any():
+            accepted = np.clip(self._sampled - self._bonus, 0, drafted)
+            for listener in self._listeners:
+                listener.record(self._confidences[batch.idx_mapping_np], drafted, accepted, batch.req_ids)
+        return True
+
+    def drafted(self, *_: Any) -> None:
+        """See `Decider`."""
+        probabilities = self._speculator.draft_token_confidence_probs[: self._batch.num_reqs]
+        self._confidences[self._batch.idx_mapping_np] = probabilities.numpy()

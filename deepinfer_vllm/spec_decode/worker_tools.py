@@ -1,0 +1,49 @@
+"""What the offline commands ask of a worker, added to vLLM's by `worker_extension_cls`."""
+
+from pathlib import Path
+from typing import Any
+
+from vllm.logger import init_logger
+
+from deepinfer_vllm.spec_decode.made import made_for
+from deepinfer_vllm.spec_decode.records import Recorder
+from deepinfer_vllm.spec_decode.trace import Trace
+from deepinfer_vllm.spec_decode.watcher import Watcher
+
+logger = init_logger("vllm." + __name__)
+
+
+class DSparkWorker:
+    """Methods for `LLM.collective_rpc`; each answers None on every rank but the first."""
+
+    rank: int
+    model_runner: Any
+    dspark_recorder: Recorder | None = None
+
+    def dspark_begin_record(self, path: str) -> None:
+        """From now on, record the drafts of an engine that verifies all of them; see `Recorder`."""
+        if self.rank == 0:
+            runner = self.model_runner
+            made = made_for(runner.vllm_config)
+            self.dspark_recorder = Recorder(Path(path), made, logger.warning)
+            bonus_tokens = runner.model_state.num_new_sampled_tokens_per_step
+            runner.speculator.decider = Watcher(runner.speculator, bonus_tokens, [self.dspark_recorder])
+
+    def dspark_end_record(self) -> None:
+        """Write what is recorded."""
+        if self.dspark_recorder is not None:
+            self.dspark_recorder.close()
+            self.model_runner.speculator.decider = None
+
+    def dspark_begin_trace(self, directory: str, limit_bytes: int) -> None:
+        """From now on, trace prompts into the directory; see `Trace`."""
+        if self.rank == 0:
+            self.model_runner.speculator.trace = Trace(Path(directory), limit_bytes, logger.warning)
+
+    def dspark_end_trace(self) -> bool | None:
+        """Trace no more. Whether the trace ended before, for its limit or for its disk."""
+        if self.rank != 0:
+            return None
+        speculator = self.model_runner.speculator
+        trace, speculator.trace = speculator.trace, None
+        return bool(trace.full)

@@ -1,0 +1,99 @@
+"""The offline commands of DSpark: what they write is what the engine computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deepinfer_vllm.cli import main
+from deepinfer_vllm.spec_decode import trace_files
+from deepinfer_vllm.spec_decode.calibrate import from_prompts
+from deepinfer_vllm.spec_decode.calibration_file import Made, checkpoint_digest
+from deepinfer_vllm.spec_decode.offline import EngineChoice
+from engine.test_dspark import COUNT, DRAFT, DRAFTS, Case, make_case
+from reference import load
+from reference.dspark import DraftReference
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("dspark-offline"))
+
+
+@pytest.fixture(scope="module")
+def prompts(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in case.prompts))
+    return file
+
+
+def command(*arguments: object) -> int:
+    return main.run([*map(str, arguments), "--dtype", "float32", "--temperature", "0"])
+
+
+def test_a_trace_is_what_a_draft_model_reads_of_the_target(
+    case: Case, prompts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """States, logits and the draft block made from them, of whole texts, beyond the window and in any chunks."""
+    out = tmp_path / "trace"
+    assert command("dspark-trace", case.directory, "--prompts", prompts, "--out", out, "--max-tokens", COUNT) == 0
+    assert f"{out}: 4 texts, 278 tokens, 0.0002" in capfd.readouterr().out
+    texts = list(trace_files.read(out))
+    assert [text.input_ids.tolist() for text in texts] == [
+        p + a for p, a in zip(case.prompts, case.answers, strict=True)
+    ]
+    layers = DRAFT["extra"]["dspark_target_layer_ids"]
+    assert trace_files.read_manifest(out)["target_layer_ids"] == layers
+    head, draft = case.reference.weights["head.weight"], drafter(case)
+    for prompt, text in zip(case.prompts, texts, strict=True):
+        want = case.reference.forward(text.input_ids.tolist())
+        assert text.loss_mask.tolist() == [0] * len(prompt) + [1] * COUNT
+        states = torch.cat([want.stream_means[layer] for layer in layers], dim=-1)
+        assert (text.target_hidden_states - states).abs().max() < 2e-4
+        assert (text.target_last_hidden_states.double() @ head.double().T - want.logits).abs().max() < 2e-4
+        width = text.target_last_hidden_states.shape[1]
+        by_layer = {layer: text.target_hidden_states[:, i * width :][:, :width] for i, layer in enumerate(layers)}
+        means = torch.stack([by_layer.get(i, torch.zeros(len(states), width)) for i in range(max(layers) + 1)])
+        anchor, at = int(text.input_ids[len(prompt)]), len(prompt)
+        found = draft.draft(draft.main_x(means[:, :at]), anchor, 5)
+        assert found.tokens == draft.draft(draft.main_x(want.stream_means[:, :at]), anchor, 5).tokens
+
+
+def drafter(case: Case) -> DraftReference:
+    """Of the checkpoint as it is now, with foresight."""
+    reference = load(case.directory)
+    return DraftReference(reference.config, reference.weights)
+
+
+def expected_drafts(case: Case, prompt: list[int], answer: list[int]) -> list[tuple[list[float], int]]:
+    """By the reference: confidences and accepted tokens of the drafts of a greedy engine, one after the other."""
+    text, drafts, at = prompt + answer, [], len(prompt)
+    main = drafter(case)
+    x = main.main_x(case.reference.forward(text).stream_means)
+    while at < len(text) - 1:
+        draft = main.draft(x[:at], text[at], DRAFTS)
+        longer = case.reference.greedy(text[: at + 1], DRAFTS)
+        stands = next((i for i in range(DRAFTS) if draft.tokens[i] != longer[i]), DRAFTS)
+        drafts.append((draft.confidence.tolist(), stands))
+        at += stands + 1
+    return drafts
+
+
+def test_records_are_the_drafts_of_the_run(case: Case, prompts: Path) -> None:
+    """Each draft once, with the confidences of its own block and what became of it."""
+    choice = EngineChoice(drafts=DRAFTS, dtype="float32")
+    made, found = from_prompts(case.directory, prompts, choice, COUNT, 0.0)
+    assert made == Made(checkpoint_digest(case.directory), DRAFTS, "float32", "plain")
+    assert found.drafted.tolist() == [DRAFTS] * len(found.drafted)
+    expected = [expected_drafts(case, p, a) for p, a in zip(case.prompts, case.answers, strict=True)]
+    assert len(found.drafted) == sum(map(len, expected))
+    for drafts in expected:
+        # A request's number in the file is a hash of its id: it is the one whose first confidences are these.
+        first = np.abs(found.confidences - drafts[0][0]).max(axis=1).argmin()
+        rows = found.requests == found.requests[first]
+        assert found.accepted[rows].tolist() == [stands for _, stands in drafts]
+        assert np.abs(found.confidences[rows] - [confidences for confidences, _ in drafts]).max() < 2e-4
