@@ -19,7 +19,7 @@ from deepinfer_vllm.spec_decode.calibration_error import expected_calibration_er
 
 LEAST_OUTCOMES = 1000
 """Of a position, in the part that is fitted, below which its temperature stays 1."""
-COARSEST, FINEST, GRID = 0.1, 10.0, 41
+LOWEST, HIGHEST, GRID = 0.1, 10.0, 41
 """The first grid of temperatures, even in their logarithm; then as many between the neighbours of the best."""
 HELD_OUT = 4
 """Every fourth draft (or request, where these are given) is left out of the fit and reported on."""
@@ -118,6 +118,8 @@ def fit(
     if any(_rises(part, temperatures, fitted) for part in (seen, unseen)):
         notes.append("all temperatures stay 1: with the fitted ones the mean error over positions rose")
         temperatures, after = np.ones(positions), before
+    elif ends := [k + 1 for k in range(fitted) if np.isclose(temperatures[k], (LOWEST, HIGHEST)).any()]:
+        notes.append(f"confidences tell little at positions {ends}, whose temperature is the limit of the search")
     return Calibration(
         tuple(float(t) for t in temperatures),
         before,
@@ -162,13 +164,13 @@ def _sequential(
 def _best(before: NDArray[np.float64], confidences: NDArray[np.float64], stood: NDArray[np.bool_]) -> float:
     """The temperature whose scaled confidences, times the product before them, have the least error; of equals, the
     nearest to 1."""
-    low, high, best = np.log(COARSEST), np.log(FINEST), 0.0
+    low, high, best = np.log(LOWEST), np.log(HIGHEST), 0.0
     for _ in range(2):
         grid = np.append(np.linspace(low, high, GRID), [0.0, best])
         grid = grid[np.argsort(np.abs(grid), kind="stable")]
         found = [expected_calibration_error(before * scaled(confidences, np.exp(t)), stood) for t in grid]
         best, step = float(grid[int(np.argmin(found))]), (high - low) / (GRID - 1)
-        low, high = best - step, best + step
+        low, high = max(np.log(LOWEST), best - step), min(np.log(HIGHEST), best + step)
     return float(np.exp(best))
 
 

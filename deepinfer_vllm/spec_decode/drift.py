@@ -1,11 +1,16 @@
 """How far calibrated confidences are from what happens now: the calibration error over the latest drafts."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_vllm.spec_decode.calibration import Calibration
 from deepinfer_vllm.spec_decode.calibration_error import BINS, bin_of, error_of_sums
 
 WINDOW_DRAFTS = 8192
+TOLD_EVERY = 64
+"""Steps between two errors that are told."""
 
 
 class Drift:
@@ -15,23 +20,32 @@ class Drift:
     the budget count up to the cut, as in the fit. One thread.
     """
 
-    def __init__(self, positions: int, window: int = WINDOW_DRAFTS) -> None:
-        self._positions = positions
+    def __init__(
+        self, calibration: Calibration, window: int = WINDOW_DRAFTS, tell: Callable[[float], None] = lambda error: None
+    ) -> None:
+        """`tell` gets the error every `TOLD_EVERY` steps."""
+        self._calibration, self._tell, self._steps = calibration, tell, 0
+        self._positions = len(calibration.temperatures)
         self._half = max(1, window // 2)
         self._now, self._before = self._empty(), self._empty()
         self._drafts = 0
 
-    def verified(
-        self, survival: NDArray[np.floating], drafted: NDArray[np.integer], accepted: NDArray[np.integer]
+    def record(
+        self,
+        confidences: NDArray[np.floating],
+        drafted: NDArray[np.integer],
+        accepted: NDArray[np.integer],
+        requests: Sequence[str] = (),
     ) -> None:
-        """Products of calibrated confidences [R, S], and how many tokens were verified and how many of these stood [R].
+        """Raw confidences [R, S]; how many drafted tokens were verified and how many of these stood [R].
 
-        What lies beyond `drafted` is not read.
+        What lies beyond `drafted` is not read. `requests`: as other listeners get them; it does not matter whose.
         """
         rows, positions = np.nonzero(np.arange(self._positions) < np.asarray(drafted)[:, None])
         if not len(rows):
             return
-        predicted = np.asarray(survival, np.float64)[rows, positions]
+        survival = np.cumprod(self._calibration.apply(np.asarray(confidences, np.float64)), axis=1)
+        predicted = survival[rows, positions]
         at = (positions, bin_of(predicted))
         np.add.at(self._now[0], at, 1.0)
         np.add.at(self._now[1], at, predicted)
@@ -39,6 +53,9 @@ class Drift:
         self._drafts += int(np.count_nonzero(drafted))
         if self._drafts >= self._half:
             self._now, self._before, self._drafts = self._empty(), self._now, 0
+        self._steps += 1
+        if self._steps % TOLD_EVERY == 1 and (error := self.error) is not None:
+            self._tell(error)
 
     @property
     def by_position(self) -> list[float]:

@@ -49,6 +49,6 @@ def fit(drafts: list[Draft], positions: int, grid: int, span: float, bins: int) 
             errors = {c: calibration_error(outcomes(drafts, [*found, exp(c)]), bins) for c in candidates}
             best = min(candidates, key=lambda c: (errors[c], abs(c)))
             step = (high - low) / (grid - 1)
-            low, high = best - step, best + step
+            low, high = max(-span, best - step), min(span, best + step)
         found.append(exp(best))
     return found

@@ -142,6 +142,16 @@ def test_positions_that_are_rarely_verified_stay_1() -> None:
     assert found.note.startswith("temperature stays 1 from position 2 on: 500 outcomes")
 
 
+def test_confidences_that_tell_nothing_are_named() -> None:
+    """Half the tokens stand, whatever the head says."""
+    rng = np.random.default_rng(0)
+    stands = rng.random((20_000, 2)) < 0.5
+    confidences = np.where(rng.random((20_000, 2)) < 0.5, 0.001, 0.999)
+    found = fit(confidences, np.full(20_000, 2), np.cumprod(stands, axis=1).sum(axis=1))
+    assert found.temperatures == pytest.approx((10.0, 10.0))
+    assert found.note == "confidences tell little at positions [1, 2], whose temperature is the limit of the search"
+
+
 def test_whole_requests_are_held_out() -> None:
     requests = np.repeat(np.arange(100, 116), 3)
     held = calibration._held_out(48, requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deepinfer_vllm.spec_decode.calibration import errors
+from deepinfer_vllm.spec_decode.calibration import Calibration, errors
 from deepinfer_vllm.spec_decode.drift import Drift
 
 
@@ -19,15 +19,14 @@ def stream(count: int, power: float, seed: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def feed(drift: Drift, confidences: np.ndarray, drafted: np.ndarray, accepted: np.ndarray, batch: int) -> None:
-    survival = np.cumprod(confidences, axis=1)
-    survival[np.arange(4) >= drafted[:, None]] = np.nan  # not to be read
+    confidences = np.where(np.arange(4) < drafted[:, None], confidences, np.nan)  # not to be read beyond
     for at in range(0, len(drafted), batch):
-        drift.verified(survival[at : at + batch], drafted[at : at + batch], accepted[at : at + batch])
+        drift.record(confidences[at : at + batch], drafted[at : at + batch], accepted[at : at + batch])
 
 
 @pytest.mark.parametrize("batch", [1, 7, 300])
 def test_it_is_the_error_of_all_drafts_while_they_fit_the_window(batch: int) -> None:
-    drift = Drift(4, window=10_000)
+    drift = Drift(Calibration.identity(4), window=10_000)
     drafts = stream(1000, 1.3, seed=0)
     feed(drift, *drafts, batch)
     want = errors(*drafts)
@@ -37,7 +36,7 @@ def test_it_is_the_error_of_all_drafts_while_they_fit_the_window(batch: int) -> 
 
 
 def test_old_drafts_are_forgotten_and_new_ones_are_seen() -> None:
-    drift = Drift(4, window=20_000)
+    drift = Drift(Calibration.identity(4), window=20_000)
     feed(drift, *stream(40_000, 1.0, seed=1), batch=64)
     assert drift.error is not None and drift.error < 0.02
     feed(drift, *stream(40_000, 2.0, seed=2), batch=64)
@@ -46,16 +45,26 @@ def test_old_drafts_are_forgotten_and_new_ones_are_seen() -> None:
 
 
 def test_nothing_verified_yet() -> None:
-    drift = Drift(4)
+    drift = Drift(Calibration.identity(4))
     assert drift.error is None
-    drift.verified(np.full((2, 4), np.nan), np.zeros(2, int), np.zeros(2, int))
-    drift.verified(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, int))
+    drift.record(np.full((2, 4), np.nan), np.zeros(2, int), np.zeros(2, int))
+    drift.record(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, int))
     assert drift.error is None and drift.by_position == [0.0] * 4
 
 
 def test_a_window_of_one_draft() -> None:
-    drift = Drift(2, window=1)
-    drift.verified(np.array([[0.9, 0.5]]), np.array([2]), np.array([0]))
-    assert drift.by_position == pytest.approx([0.9, 0.5])
-    drift.verified(np.array([[0.8, 0.5]]), np.array([1]), np.array([1]))
+    drift = Drift(Calibration.identity(2), window=1)
+    drift.record(np.array([[0.9, 0.5]]), np.array([2]), np.array([0]))
+    assert drift.by_position == pytest.approx([0.9, 0.45])
+    drift.record(np.array([[0.8, 0.5]]), np.array([1]), np.array([1]))
     assert drift.by_position == pytest.approx([0.2, 0.0])
+
+
+def test_it_is_the_error_of_calibrated_confidences() -> None:
+    calibration, told = Calibration((2.0, 0.5, 1.0, 3.0)), []
+    drift = Drift(calibration, window=10_000, tell=told.append)
+    drafts = stream(640, 1.0, seed=4)
+    feed(drift, *drafts, batch=5)
+    want = errors(calibration.apply(drafts[0]), *drafts[1:])
+    assert drift.by_position == pytest.approx(want, rel=1e-9)
+    assert len(told) == 2 and told[1] != drift.error
