@@ -8,6 +8,7 @@
 | `hook_seeded_sampling` | 0.32, 0.33, runner V1 | CPU generators have no offset to rewind by | vLLM needs none |
 | `provide_torch_kernels` | 0.32 (refusal), 0.33 | V2 needs Triton, which CPUs have not | vLLM's V2 runs there |
 | `provide_dspark` | 0.32, 0.33, CPU | confidences and trimming are for CUDA graphs | they are not |
+| `hook_grammar_requests` | 0.32, 0.33, runner V2 | a speculator gets no sampling parameters | it does |
 | `add_cpu_collectives` | 0.32, 0.33, CPU | its communicator cannot gather or scatter unequal parts | vLLM's can |
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
@@ -21,6 +22,7 @@ from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
 from deepinfer_vllm.compat.draft_stats import carry_draft_stats
 from deepinfer_vllm.compat.dspark import provide_dspark
 from deepinfer_vllm.compat.early_flush import flush_before_zeroing
+from deepinfer_vllm.compat.grammar_requests import hook_grammar_requests
 from deepinfer_vllm.compat.held_answers import hold_answers
 from deepinfer_vllm.compat.image_errors import blame_the_sender
 from deepinfer_vllm.compat.model_config import hook_model_config
@@ -37,6 +39,7 @@ __all__ = [
     "flush_before_zeroing",
     "hold_answers",
     "hook_connector_config",
+    "hook_grammar_requests",
     "hook_model_config",
     "hook_runner",
     "hook_seeded_sampling",

@@ -62,9 +62,12 @@ def hook_speculator() -> None:
     def build_ours(vllm_config: Any, device: Any, req_states: Any) -> Any:
         if vllm_config.speculative_config.method != "dspark":
             return build(vllm_config, device, req_states)
+        from deepinfer_vllm.spec_decode.grammar_drafts import grammar_drafts
         from deepinfer_vllm.spec_decode.speculator import HostSpeculator
 
-        return HostSpeculator(vllm_config, device)
+        speculator = HostSpeculator(vllm_config, device)
+        speculator.grammar = grammar_drafts(vllm_config)
+        return speculator
 
     build_ours.deepinfer_dspark = True  # type: ignore[attr-defined]
     spec_decode.init_speculator = build_ours

@@ -1,0 +1,70 @@
+"""Where in its output a request's grammar begins, when the model reasons first.
+
+The engine core decides that with its reasoning parser, from settings of the request that workers do not get. What they
+do get are its masks: all ones while the model reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput
+
+    from deepinfer_vllm.spec_decode.grammar_state import GrammarState
+
+
+Masks = dict[str, NDArray[np.int32]]
+
+
+def first_masks(output: GrammarOutput, drafts: Mapping[str, Sequence[int]], stride: int) -> Masks:
+    """Of each request the mask [words] of its first position in this step.
+
+    `drafts` are the scheduled ones. vLLM 0.32 gives a request a mask for each and one more; 0.33 gives `stride` to all.
+    """
+    ids, masks = output.structured_output_request_ids, output.grammar_bitmask
+    rows = [stride if len(masks) == stride * len(ids) else 1 + len(drafts.get(name, ())) for name in ids]
+    return {name: masks[end - count] for name, end, count in zip(ids, np.cumsum(rows), rows, strict=True)}
+
+
+class GrammarStart:
+    """The search for one request's first token under its grammar."""
+
+    def __init__(self) -> None:
+        self._earliest = 0
+        self._found: tuple[int, NDArray[np.int32]] | None = None
+
+    def observe(self, outputs: int, mask: NDArray[np.int32]) -> None:
+        """The engine drew the output token after the first `outputs` ones under this mask [words]."""
+        if self._found is None and (mask == -1).all():
+            self._earliest = outputs
+        elif self._found is None:
+            self._found = outputs, mask.copy()
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a mask has been observed that is not all ones."""
+        return self._found is not None
+
+    def locate(self, state: GrammarState, output: list[int]) -> int | None:
+        """The index of the output token from which the grammar, at its beginning in `state`, gives the engine's first
+        mask; None where none does, or none was observed."""
+        if self._found is None:
+            return None
+        end, mask = self._found
+        bitmask = torch.empty(1, len(mask), dtype=torch.int32)
+        for start in range(self._earliest, end + 1):
+            tokens = output[start:end]
+            if state.fits(tokens):
+                for token in tokens:
+                    state.draft(token)
+                same = state.fill(bitmask, 0) and bool((bitmask[0].numpy() == mask).all())
+                state.take_back()
+                if same:
+                    return start
+        return None
