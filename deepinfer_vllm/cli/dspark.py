@@ -113,14 +113,17 @@ def trace(
 
 @contextmanager
 def _one_line_errors(command: str) -> Iterator[None]:
-    """What the user can act on, vLLM's refusals of a checkpoint or a setting included."""
+    """What the user can act on ends the command with one line; anything else is a bug and shows."""
     from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
+    from deepinfer_vllm.spec_decode.calibrate import CalibrateError
+    from deepinfer_vllm.spec_decode.offline import EngineError
+    from deepinfer_vllm.spec_decode.prompts import PromptsError
+    from deepinfer_vllm.spec_decode.trace_files import TraceError
 
     try:
         yield
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise CommandError(f"{command}: {where}{error.strerror or error}") from None
-    except (ValueError, CheckpointError) as error:
-        checked = getattr(error, "errors", None)  # pydantic's, with which vLLM checks what it is given
-        raise CommandError(f"{command}: {checked()[0]['msg'] if callable(checked) else error}") from None
+    except (CalibrateError, CheckpointError, EngineError, PromptsError, TraceError) as error:
+        raise CommandError(f"{command}: {error}") from None

@@ -69,7 +69,7 @@ def from_prompts(
         path = Path(folder) / "records"
         ids_only = all(prompt.token_ids is not None for prompt in prompts)
         with engine(directory, choice, ENVIRONMENT, skip_tokenizer_init=ids_only) as offline:
-            offline.llm.collective_rpc("dspark_begin_record", args=(str(path),))
+            offline.begin("dspark_begin_record", str(path))
             offline.answers(prompts, max_tokens, temperature)
             offline.llm.collective_rpc("dspark_end_record")
         found = read(path) if path.exists() else {}

@@ -18,6 +18,10 @@ DEFAULTS = {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "VLLM_ENABLE_
 CPU_ARGUMENTS: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30, "max_num_seqs": 16}
 
 
+class EngineError(ValueError):
+    """vLLM refuses what it was given, or cannot do it. One line."""
+
+
 @dataclass(frozen=True)
 class EngineChoice:
     """What a user may say about the engine."""
@@ -45,13 +49,23 @@ class OfflineEngine:
     ) -> list[tuple[list[int], list[int]]]:
         """Prompt and answer of each, as token ids. `temperature`: None for what the checkpoint's generation config has.
 
-        Shows progress on stderr. Raises ValueError, of vLLM, for a prompt that does not fit.
+        Shows progress on stderr. Raises EngineError for a prompt that does not fit.
         """
-        sampling = self.llm.get_default_sampling_params()
-        sampling.max_tokens = max_tokens
-        sampling.detokenize = False
+        from vllm import SamplingParams
+
+        asked: dict[str, Any] = {"max_tokens": max_tokens, "detokenize": False}
         if temperature is not None:
-            sampling.temperature = temperature
+            asked["temperature"] = temperature
+        sampling = SamplingParams(**{**self.llm.model_config.get_diff_sampling_param(), **asked})
+        with refusals():
+            return self._answers(prompts, sampling)
+
+    def begin(self, method: str, *args: Any) -> None:
+        """Ask the workers to begin something (`DSparkWorker`). Raises EngineError where they cannot."""
+        if not all(self.llm.collective_rpc(method, args=args)):
+            raise EngineError("vLLM's own speculator drafts on this device, which hands out no confidences and states")
+
+    def _answers(self, prompts: Sequence[Prompt], sampling: Any) -> list[tuple[list[int], list[int]]]:
         answered: dict[int, Any] = {}
         chats = [i for i, prompt in enumerate(prompts) if prompt.messages is not None]
         others = [i for i, prompt in enumerate(prompts) if prompt.messages is None]
@@ -68,12 +82,26 @@ class OfflineEngine:
 
 
 def block_size(directory: Path) -> int:
-    """How many tokens a draft of the checkpoint has. Raises OSError, or ValueError where config.json does not say."""
-    config = json.loads((directory / "config.json").read_text())
-    size = config.get("text_config", config).get("dspark_block_size")
+    """How many tokens a draft of the checkpoint has. Raises OSError, or EngineError where config.json does not say."""
+    file = directory / "config.json"
+    try:
+        config = json.loads(file.read_text())
+        size = config.get("text_config", config).get("dspark_block_size")
+    except (ValueError, AttributeError) as error:
+        raise EngineError(f"{file} is no configuration: {error}") from None
     if type(size) is not int or size < 1:
-        raise ValueError(f"{directory / 'config.json'}: dspark_block_size = {size!r}; a number of tokens is needed")
+        raise EngineError(f"{file}: dspark_block_size = {size!r}; use a checkpoint with DSpark's draft layers")
     return size
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """vLLM's ValueErrors, by which it refuses a setting, a checkpoint or a prompt, as EngineErrors of one line."""
+    try:
+        yield
+    except ValueError as error:
+        checked = getattr(error, "errors", None)  # pydantic's
+        raise EngineError(str(checked()[0]["msg"]) if callable(checked) else " ".join(str(error).split())) from error
 
 
 @contextmanager
@@ -81,14 +109,13 @@ def engine(
     directory: Path, choice: EngineChoice, environment: Mapping[str, str], **arguments: Any
 ) -> Iterator[OfflineEngine]:
     """An engine on a checkpoint with DSpark, stopped at the end. `environment` is set for it and for its workers."""
-    for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
+    values = {**{name: os.environ.get(name, value) for name, value in DEFAULTS.items()}, **environment}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield from _started(directory, choice, arguments)
     finally:
-        for name in environment:
+        for name in values:
             del os.environ[name]
         os.environ.update({name: value for name, value in before.items() if value is not None})
 
@@ -104,15 +131,17 @@ def _started(directory: Path, choice: EngineChoice, arguments: dict[str, Any]) -
         arguments = {**CPU_ARGUMENTS, **arguments}
     if choice.max_model_len is not None:
         arguments["max_model_len"] = choice.max_model_len
-    llm = LLM(
-        str(directory),
-        dtype=choice.dtype,
-        tensor_parallel_size=choice.tensor_parallel_size,
-        tokenizer_mode="auto" if arguments.get("skip_tokenizer_init") else "deepseek_v41",
-        speculative_config={"method": "dspark", "num_speculative_tokens": choice.drafts or block_size(directory)},
-        worker_extension_cls="deepinfer_vllm.spec_decode.worker_tools.DSparkWorker",
-        **arguments,
-    )
+    drafts = choice.drafts or block_size(directory)
+    with refusals():
+        llm = LLM(
+            str(directory),
+            dtype=choice.dtype,
+            tensor_parallel_size=choice.tensor_parallel_size,
+            tokenizer_mode="auto" if arguments.get("skip_tokenizer_init") else "deepseek_v41",
+            speculative_config={"method": "dspark", "num_speculative_tokens": drafts},
+            worker_extension_cls="deepinfer_vllm.spec_decode.worker_tools.DSparkWorker",
+            **arguments,
+        )
     try:
         yield OfflineEngine(llm)
     finally:

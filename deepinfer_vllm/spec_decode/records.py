@@ -59,7 +59,7 @@ class Recorder:
         """
         rows = np.zeros(len(drafted), self._row)
         rows["confidences"], rows["drafted"], rows["accepted"] = confidences, drafted, accepted
-        rows["request"] = [zlib.crc32(name.encode()) for name in requests]
+        rows["request"] = [zlib.crc32(name.encode(errors="replace")) for name in requests]
         encoded = rows[rows["drafted"] > 0].tobytes()
         with self._lock:
             keeps_up = len(self._waiting) + len(encoded) <= WAITING_BYTES

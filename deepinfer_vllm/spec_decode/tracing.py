@@ -38,7 +38,7 @@ def run(
     limit_bytes: int,
     say: Callable[[str], None],
 ) -> Done:
-    """Write the trace. Raises TraceError, PromptsError or OSError for what the user can act on, early if possible."""
+    """Write the trace. Raises TraceError, PromptsError, EngineError or OSError for what the user can act on."""
     prompts = read_prompts(prompts_file)
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
@@ -66,7 +66,7 @@ def run(
 
 def _trace(offline: OfflineEngine, out: Path, answered: list[tuple[list[int], list[int]]], limit_bytes: int) -> bool:
     """Whether the trace ended early. Each text is a prompt of which one token more is asked."""
-    offline.llm.collective_rpc("dspark_begin_trace", args=(str(out), limit_bytes))
+    offline.begin("dspark_begin_trace", str(out), limit_bytes)
     limit = offline.config.model_config.max_model_len
     whole = [Prompt(token_ids=(prompt + answer)[: limit - 1]) for prompt, answer in answered]
     offline.answers(whole, max_tokens=1, temperature=0.0)

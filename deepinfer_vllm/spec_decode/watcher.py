@@ -1,23 +1,12 @@
 """What became of drafts where every draft is verified, for whoever records it."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-
-class Listens(Protocol):
-    """Wants to know what became of drafts: a record, a drift check."""
-
-    def record(
-        self,
-        confidences: NDArray[np.floating],
-        drafted: NDArray[np.integer],
-        accepted: NDArray[np.integer],
-        requests: list[str],
-    ) -> None:
-        """Raw confidences [R, S]; how many drafts were verified and how many of these stood [R]; ids [R]."""
+from deepinfer_vllm.spec_decode.listeners import Listens
 
 
 class Watcher:

@@ -7,6 +7,7 @@ from vllm.logger import init_logger
 
 from deepinfer_vllm.spec_decode.made import made_for
 from deepinfer_vllm.spec_decode.records import Recorder
+from deepinfer_vllm.spec_decode.speculator import HostSpeculator
 from deepinfer_vllm.spec_decode.trace import Trace
 from deepinfer_vllm.spec_decode.watcher import Watcher
 
@@ -14,20 +15,22 @@ logger = init_logger("vllm." + __name__)
 
 
 class DSparkWorker:
-    """Methods for `LLM.collective_rpc`; each answers None on every rank but the first."""
+    """Methods for `LLM.collective_rpc`. Only the first rank does something."""
 
     rank: int
     model_runner: Any
     dspark_recorder: Recorder | None = None
 
-    def dspark_begin_record(self, path: str) -> None:
-        """From now on, record the drafts of an engine that verifies all of them; see `Recorder`."""
+    def dspark_begin_record(self, path: str) -> bool:
+        """From now on, record the drafts of an engine that verifies all of them; see `Recorder`. Whether it can."""
+        runner = self.model_runner
+        if not isinstance(runner.speculator, HostSpeculator):
+            return False
         if self.rank == 0:
-            runner = self.model_runner
-            made = made_for(runner.vllm_config)
-            self.dspark_recorder = Recorder(Path(path), made, logger.warning)
+            self.dspark_recorder = Recorder(Path(path), made_for(runner.vllm_config), logger.warning)
             bonus_tokens = runner.model_state.num_new_sampled_tokens_per_step
             runner.speculator.decider = Watcher(runner.speculator, bonus_tokens, [self.dspark_recorder])
+        return True
 
     def dspark_end_record(self) -> None:
         """Write what is recorded."""
@@ -35,10 +38,14 @@ class DSparkWorker:
             self.dspark_recorder.close()
             self.model_runner.speculator.decider = None
 
-    def dspark_begin_trace(self, directory: str, limit_bytes: int) -> None:
-        """From now on, trace prompts into the directory; see `Trace`."""
+    def dspark_begin_trace(self, directory: str, limit_bytes: int) -> bool:
+        """From now on, trace prompts into the directory; see `Trace`. Whether it can."""
+        speculator = self.model_runner.speculator
+        if not isinstance(speculator, HostSpeculator):
+            return False
         if self.rank == 0:
-            self.model_runner.speculator.trace = Trace(Path(directory), limit_bytes, logger.warning)
+            speculator.trace = Trace(Path(directory), limit_bytes, logger.warning)
+        return True
 
     def dspark_end_trace(self) -> bool | None:
         """Trace no more. Whether the trace ended before, for its limit or for its disk."""
