@@ -12,9 +12,10 @@ from deepinfer_kvstore.entry import Entry
 from deepinfer_kvstore.index import Index, Totals
 from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.keys import Key
+from deepinfer_kvstore.record import RECORD_BYTES
 
 WRITER = """
-import os, random, sys
+import itertools, os, random, sys
 from pathlib import Path
 from blocks import NAMESPACE, delete, put, touch
 from deepinfer_kvstore.compaction import Compactor
@@ -35,7 +36,10 @@ for earlier in range(1, epoch):  # each may have been killed between its two app
 index = Index.open(root / "node-0", NAMESPACE)
 journals = JournalSet([root / "compacted"], NAMESPACE)
 compactor = Compactor(compacted, index)
-for turn in range(100_000):
+parent = os.getppid()
+for turn in itertools.count():
+    if (root / "stop").exists() or os.getppid() != parent:
+        break
     records = []
     for place in range(chance.randint(1, 8)):
         number, owner = chance.randrange(40), chance.choice([writer, chance.randrange(3)])
@@ -78,32 +82,75 @@ def folded(root: Path, journals: str, node: str) -> tuple[list[tuple[Key, Entry]
     return found
 
 
+class Processes:
+    """Three writers and two nodes; who was killed is begun again, in its next epoch."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.scripts = {("writer", str(n)): WRITER for n in range(3)} | {("node", str(n)): NODE for n in range(2)}
+        self.epochs = dict.fromkeys(self.scripts, 0)
+        self.running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+
+    def begin(self) -> None:
+        for name, script in self.scripts.items():
+            if name not in self.running:
+                self.epochs[name] += 1
+                command = [sys.executable, "-c", script, str(self.root), name[1], str(self.epochs[name])]
+                self.running[name] = subprocess.Popen(command, cwd=Path(__file__).parent)
+
+    def wait_for_records(self, records: int) -> None:
+        """Until each writer has said so many in its epoch; -1: none need have begun."""
+        deadline = time.monotonic() + 120
+        while any(self._said(name) < records for name in self.scripts if name[0] == "writer"):
+            for name, process in self.running.items():
+                assert process.poll() is None, f"{name} ended by itself"
+            assert time.monotonic() < deadline, "writers stand still"
+            time.sleep(0.005)
+
+    def kill(self, name: tuple[str, str]) -> None:
+        process = self.running.pop(name)
+        assert process.poll() is None, f"{name} ended by itself"
+        process.kill()
+        process.wait()
+
+    def end_writers(self) -> None:
+        """Between two turns: of one who is killed between its two appends, only one set of journals has the last."""
+        (self.root / "stop").touch()
+        for name, process in self.running.items():
+            if name[0] == "writer":
+                assert process.wait(120) == 0
+
+    def kill_all(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+    def _said(self, name: tuple[str, str]) -> int:
+        try:
+            path = self.root / "plain" / f"{int(name[1]):08x}.{self.epochs[name]:08x}.log"
+            return path.stat().st_size // RECORD_BYTES - 1
+        except FileNotFoundError:
+            return -1
+
+
 def test_nodes_agree_whatever_is_killed_and_compacted(tmp_path: Path) -> None:
     """Their indexes equal that of journals which were never compacted."""
     for name in ("plain", "compacted"):
         (tmp_path / name).mkdir()
     chance = random.Random(3)
-    scripts = {("writer", str(number)): WRITER for number in range(3)} | {("node", str(n)): NODE for n in range(2)}
-    epochs = dict.fromkeys(scripts, 0)
-    running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+    processes = Processes(tmp_path)
     try:
         for _ in range(8):
-            for name, script in scripts.items():
-                if name not in running:
-                    epochs[name] += 1
-                    arguments = [str(tmp_path), name[1], str(epochs[name])]
-                    running[name] = subprocess.Popen(
-                        [sys.executable, "-c", script, *arguments], cwd=Path(__file__).parent
-                    )
-            time.sleep(0.4 + chance.random() / 2)
-            for name in chance.sample(sorted(running), 2):
-                assert running[name].poll() is None, f"{name} ended by itself"
-                running[name].kill()
-                running.pop(name).wait()
+            processes.begin()
+            processes.wait_for_records(chance.choice([-1, 0, 1000]))  # killed as they start, say again, or work
+            time.sleep(chance.random() / 4)
+            for name in chance.sample(sorted(processes.running), 2):
+                processes.kill(name)
+        processes.begin()
+        processes.wait_for_records(1000)
+        processes.end_writers()
     finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
+        processes.kill_all()
     plain = sum(path.stat().st_size for path in (tmp_path / "plain").iterdir())
     compacted = sum(path.stat().st_size for path in (tmp_path / "compacted").iterdir())
     assert compacted < plain
