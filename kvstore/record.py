@@ -16,7 +16,7 @@ _HEADER = struct.Struct("<8sI32s16sII24xI")
 _MAGIC = b"DIKVJRNL"
 _VERSION = 1
 _CRC_BYTES = 4
-_NAME = re.compile(r"([0-9a-f]{8})\.([0-9a-f]{8})(?:-([0-9a-f]{4}))?\.log")
+_NAME = re.compile(r"([0-9a-f]{8})\.([0-9a-f]{8})(?:-([0-9a-f]{4,}))?\.log")
 
 
 class Op(IntEnum):

@@ -58,7 +58,9 @@ def test_an_operation_of_a_later_version_is_no_record() -> None:
     assert unpack_record(record._replace(op=77).pack()) is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [JournalName(1, 2, 0), JournalName(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFF)])
+@pytest.mark.parametrize(
+    "name", [JournalName(1, 2, 0), JournalName(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFF), JournalName(1, 2, 0x10000)]
+)
 def test_names_come_back(name: JournalName) -> None:
     assert JournalName.parse(str(name)) == name
 
@@ -68,6 +70,15 @@ def test_names_come_back(name: JournalName) -> None:
 )
 def test_other_names_are_no_journals(name: str) -> None:
     assert JournalName.parse(name) is None
+
+
+def test_parts_beyond_four_digits_are_found(directory: Path, journals: JournalSet) -> None:
+    """A writer that compacts each minute has as many after 45 days."""
+    writer = JournalWriter([directory], 1, 1, NAMESPACE, part=0xFFFF)
+    writer.rotate()
+    writer.append([put(1)])
+    assert journals.names() == ["00000001.00000001-10000.log", "00000001.00000001-ffff.log"]
+    assert read_all(journals, str(writer.name))[0] == [put(1)]
 
 
 def test_an_epoch_has_one_journal(directory: Path) -> None:
