@@ -25,6 +25,7 @@ from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.index_files import INDEX_FORMAT
 from deepinfer_kvstore.journal import JournalWriter
 from deepinfer_kvstore.journal_set import JournalSet
+from deepinfer_kvstore.record import Record
 
 BLOCKS = 50
 
@@ -211,6 +212,32 @@ def test_damage_found_by_a_reader_is_a_miss_until_the_next_sync(path: Path, dire
     assert not index.needs_rebuild
     assert present(index) == BLOCKS
     index.close()
+
+
+def test_what_was_read_before_the_index_was_begun_anew_is_read_again(
+    path: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new one holds nothing of what lies before it, and must not believe to be so far."""
+    index, other = synced(path, directory), Index.open(path, NAMESPACE)
+    journal = next(directory.iterdir())
+    with journal.open("ab") as file:
+        file.write(put(BLOCKS).pack())
+    read = JournalSet.read
+
+    def overtaken(journals: JournalSet, name: str, offset: int, limit: int) -> tuple[list[Record], int]:
+        found = read(journals, name, offset, limit)
+        monkeypatch.undo()
+        other.begin_anew()
+        other.sync(JournalSet([tmp_path / "none"], NAMESPACE))
+        assert not present(index)
+        return found
+
+    monkeypatch.setattr(JournalSet, "read", overtaken)
+    index.sync(JournalSet([directory], NAMESPACE))
+    index.sync(JournalSet([directory], NAMESPACE))
+    assert present(index, BLOCKS + 1) == BLOCKS + 1
+    index.close()
+    other.close()
 
 
 def test_an_index_that_contradicts_itself_is_begun_anew(path: Path, directory: Path) -> None:
