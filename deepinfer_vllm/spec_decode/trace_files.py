@@ -67,7 +67,7 @@ def write_text(
 def write_manifest(
     directory: Path, checkpoint: str, layers: Sequence[int], hidden_size: int, texts: list[dict[str, Any]]
 ) -> None:
-    """Finish a trace. texts: {"file", "tokens", "answer_from"} each. Raises OSError."""
+    """Finish a trace. texts: {"file", "prompt", "tokens", "answer_from"} each. Raises OSError."""
     value = {
         "schema": SCHEMA,
         "checkpoint": checkpoint,

@@ -9,7 +9,7 @@ from typing import Any
 from deepinfer_vllm.spec_decode import trace_files
 from deepinfer_vllm.spec_decode.calibration_file import checkpoint_digest
 from deepinfer_vllm.spec_decode.offline import EngineChoice, OfflineEngine, engine
-from deepinfer_vllm.spec_decode.prompts import Prompt, read_prompts
+from deepinfer_vllm.spec_decode.prompts import Prompt, PromptsError, read_prompts
 
 ENVIRONMENT = {"DEEPINFER_VLLM_DECODER_REPLAY": "0", "DEEPINFER_VLLM_DSPARK_BUDGET": "fixed"}
 """Replay leaves out rows of long prompts, whose states a trainer wants."""
@@ -40,6 +40,7 @@ def run(
 ) -> Done:
     """Write the trace. Raises TraceError, PromptsError, EngineError or OSError for what the user can act on."""
     prompts = read_prompts(prompts_file)
+    _must_be_text(prompts_file, prompts)
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise trace_files.TraceError(f"{out} is not empty; name a new folder, so that no two traces mix")
@@ -74,11 +75,21 @@ def _trace(offline: OfflineEngine, out: Path, answered: list[tuple[list[int], li
 
 
 def _texts(out: Path, answered: list[tuple[list[int], list[int]]], first: int) -> list[dict[str, Any]]:
-    """For the manifest: each file with where its answer begins. Requests are numbered as asked, from `first`."""
+    """For the manifest, in the order of prompts. Requests are numbered as asked, from `first`."""
+    found = {int(name.partition("-")[0]) - first: text for name, text in trace_files.requests(out).items()}
     return [
-        {"file": file, "tokens": tokens, "answer_from": len(answered[int(name.partition("-")[0]) - first][0])}
-        for name, (file, tokens) in trace_files.requests(out).items()
+        {"file": file, "prompt": prompt, "tokens": tokens, "answer_from": len(answered[prompt][0])}
+        for prompt, (file, tokens) in sorted(found.items())
     ]
+
+
+def _must_be_text(file: Path, prompts: list[Prompt]) -> None:
+    """Texts are computed again from their tokens, which do not hold images."""
+    for number, prompt in enumerate(prompts, 1):
+        for message in prompt.messages or ():
+            parts = message.get("content")
+            if isinstance(parts, list) and any(not isinstance(p, dict) or p.get("type") != "text" for p in parts):
+                raise PromptsError(f"{file}, prompt {number}: a trace is of texts alone; leave images and sounds out")
 
 
 def _shape(config: Any) -> tuple[list[int], int, int]:

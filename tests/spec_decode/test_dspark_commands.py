@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from pathlib import Path
 
@@ -107,6 +108,9 @@ def test_what_trace_refuses(checkpoint: Path, tmp_path: Path, capsys: pytest.Cap
     prompts.write_text("{}")
     both = ("dspark-trace", checkpoint, "--prompts", prompts, "--out", out)
     assert f"{prompts}, line 1: a line is" in refused(capsys, *both)
+    content = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}))
+    assert f"{prompts}, prompt 1: a trace is of texts alone" in refused(capsys, *both)
     prompts.write_text('{"prompt": "hi"}')
     out.mkdir()
     (out / "old").write_text("")
