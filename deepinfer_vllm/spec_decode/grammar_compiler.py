@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, StructuredOutputKey
+    from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 BACKEND = "xgrammar"
@@ -32,20 +32,20 @@ class GrammarCompiler:
 
     def submit(self, params: SamplingParams) -> Future[StructuredOutputGrammar]:
         """Start compiling the grammar of a request with structured outputs, whose backend must be BACKEND."""
+        return self._thread.submit(self._compile, params)
+
+    def _compile(self, params: SamplingParams) -> StructuredOutputGrammar:
         from vllm.v1.structured_output.request import get_structured_output_key
 
-        assert params.structured_outputs is not None
-        key = get_structured_output_key(params.structured_outputs)
-        return self._thread.submit(self._compile, key, params.all_stop_token_ids)
-
-    def _compile(self, key: StructuredOutputKey, stop_token_ids: set[int]) -> StructuredOutputGrammar:
         if self._backend is None:
             from vllm.tokenizers import cached_tokenizer_from_config
             from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
             model = self._config.model_config
             self._backend = XgrammarBackend(self._config, cached_tokenizer_from_config(model), model.get_vocab_size())
-        return self._backend.compile_grammar(*key, stop_token_ids=stop_token_ids)
+        assert params.structured_outputs is not None
+        key = get_structured_output_key(params.structured_outputs)
+        return self._backend.compile_grammar(*key, stop_token_ids=params.all_stop_token_ids)
 
 
 def stand(compiling: Future[StructuredOutputGrammar]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from deepinfer_vllm.spec_decode.grammar_requests import GrammarRequests
@@ -34,6 +35,8 @@ class GrammarDrafts:
         self._bitmask = torch.zeros(vllm_config.scheduler_config.max_num_seqs, words, dtype=torch.int32)
         self._block: dict[int, GrammarState] = {}
         """The states by row of the batch that is being drafted for."""
+        self._forced: list[tuple[int, int]] = []
+        """Rows and positions of the block at which there was one token to choose from."""
 
     def mask(self, step: int, logits: torch.Tensor, slots: torch.Tensor) -> None:
         """Drop from `logits` [R, vocabulary], in place, what the grammars forbid at draft position `step`.
@@ -43,14 +46,16 @@ class GrammarDrafts:
         if not self.requests:
             return
         if step == 0:
-            self._block = self.requests.states(slots)
+            self._block, self._forced = self.requests.states(slots), []
         self._block = {row: state for row, state in self._block.items() if state.fill(self._bitmask, row)}
-        if self._block:
-            import xgrammar
+        if not self._block:
+            return
+        import xgrammar
 
-            self.masked_drafts += len(self._block)
-            bitmask = self._bitmask[: len(logits)].to(logits.device)
-            xgrammar.apply_token_bitmask_inplace(logits, bitmask, indices=list(self._block))
+        rows = list(self._block)
+        self.masked_drafts += len(rows)
+        xgrammar.apply_token_bitmask_inplace(logits, self._bitmask[: len(logits)].to(logits.device), indices=rows)
+        self._forced += [(row, step) for row, forced in zip(rows, single(self._bitmask[rows]), strict=True) if forced]
 
     def drafted(self, step: int, tokens: torch.Tensor) -> None:
         """What was drawn at draft position `step`: `tokens` [R]."""
@@ -59,6 +64,23 @@ class GrammarDrafts:
         drawn = tokens.tolist()
         for row, state in self._block.items():
             state.draft(drawn[row])
+
+    def ensure(self, confidences: torch.Tensor) -> None:
+        """Make those of `confidences` [R, S] 1, in place, at whose positions the block's grammars left one token.
+
+        The target's mask leaves it the same one, so such a draft stands if those before it do.
+        """
+        if self.requests and self._forced:
+            rows, steps = zip(*self._forced, strict=True)
+            confidences[list(rows), list(steps)] = 1.0
+
+
+def single(bitmasks: torch.Tensor) -> list[bool]:
+    """Which of `bitmasks` [n, words] int32 have just one bit."""
+    words = bitmasks.numpy().view(np.uint32)
+    total = words.sum(1, dtype=np.uint64)  # of one word, where only one is not 0
+    found: list[bool] = ((np.count_nonzero(words, axis=1) == 1) & (total & (total - np.uint64(1)) == 0)).tolist()
+    return found
 
 
 def grammar_drafts(vllm_config: VllmConfig) -> GrammarDrafts | None:

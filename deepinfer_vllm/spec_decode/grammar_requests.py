@@ -92,7 +92,7 @@ class GrammarRequests:
             return
         for name, mask in first_masks(output, drafts, self._mask_rows).items():
             request = self._requests.get(name)
-            if request is not None and request.start is None and not request.search.constrained:
+            if request is not None and request.start is None:
                 slot = self._states.req_id_to_index[name]
                 request.search.observe(int(self._states.total_len.gpu[slot]) - request.prompt_tokens, mask)
 
@@ -129,16 +129,15 @@ class GrammarRequests:
         request = self._requests.get(name)
         if request is None:
             return None
-        if request.state is None or (request.start is None and not request.search.constrained):
+        tokens = self._states.all_token_ids.gpu[self._states.req_id_to_index[name]]
+        if request.state is not None and request.start is None:
+            request.start = request.search.locate(request.state, tokens[request.prompt_tokens : total].tolist())
+        if request.state is None or request.start is None:
             self.unready_blocks += 1
             return None
-        tokens = self._states.all_token_ids.gpu[self._states.req_id_to_index[name]]
-        if request.start is None:
-            request.start = request.search.locate(request.state, tokens[request.prompt_tokens : total].tolist())
-        if request.start is not None:
-            seen = request.prompt_tokens + request.start + request.state.followed
-            if request.state.follow(tokens[seen:total].tolist()):
-                return request.state
+        seen = request.prompt_tokens + request.start + request.state.followed
+        if request.state.follow(tokens[seen:total].tolist()):
+            return request.state
         self._leave(name, "a grammar is not the one that the engine follows")
         return None
 

@@ -1,7 +1,7 @@
 """Where in its output a request's grammar begins, when the model reasons first.
 
 The engine core decides that with its reasoning parser, from settings of the request that workers do not get. What they
-do get are its masks: all ones while the model reasons.
+do get are its masks. While the model reasons these are all ones; vLLM 0.33 takes out a few tokens that would end it.
 """
 
 from __future__ import annotations
@@ -37,26 +37,22 @@ class GrammarStart:
 
     def __init__(self) -> None:
         self._earliest = 0
-        self._found: tuple[int, NDArray[np.int32]] | None = None
+        self._latest: tuple[int, NDArray[np.int32]] | None = None
 
     def observe(self, outputs: int, mask: NDArray[np.int32]) -> None:
-        """The engine drew the output token after the first `outputs` ones under this mask [words]."""
-        if self._found is None and (mask == -1).all():
+        """The engine draws the output token after the first `outputs` ones under this mask [words]."""
+        self._latest = None if (mask == -1).all() else (outputs, mask.copy())
+        if self._latest is None:
             self._earliest = outputs
-        elif self._found is None:
-            self._found = outputs, mask.copy()
-
-    @property
-    def constrained(self) -> bool:
-        """Whether a mask has been observed that is not all ones."""
-        return self._found is not None
 
     def locate(self, state: GrammarState, output: list[int]) -> int | None:
-        """The index of the output token from which the grammar, at its beginning in `state`, gives the engine's first
-        mask; None where none does, or none was observed."""
-        if self._found is None:
+        """The index of the output token from which the grammar, at its beginning in `state`, gives the latest mask.
+
+        None where there is none such: the model still reasons, and the grammar begins no earlier than here.
+        """
+        if self._latest is None:
             return None
-        end, mask = self._found
+        end, mask = self._latest
         bitmask = torch.empty(1, len(mask), dtype=torch.int32)
         for start in range(self._earliest, end + 1):
             tokens = output[start:end]
@@ -67,4 +63,5 @@ class GrammarStart:
                 state.take_back()
                 if same:
                     return start
+        self._earliest = end
         return None

@@ -22,6 +22,9 @@ class Grammar(Protocol):
     def drafted(self, step: int, tokens: torch.Tensor) -> None:
         """Tokens [R] int64 that were drafted at position `step`, for the slots of the `mask` before."""
 
+    def ensure(self, confidences: torch.Tensor) -> None:
+        """Set confidences [R, S] of the block just drafted to 1, in place, where a draft had no alternative."""
+
 
 class Trace(Protocol):
     """Keeps the target's states for training a draft model."""
@@ -107,8 +110,11 @@ class HostSpeculator(DSparkSpeculator):
         return super()._build_uniform_attn_metadata(*args, **kwargs) if self.drafting else None
 
     def _generate_draft(self, *args: Any, **kwargs: Any) -> None:
-        if self.drafting:
-            super()._generate_draft(*args, **kwargs)
+        if not self.drafting:
+            return
+        super()._generate_draft(*args, **kwargs)
+        if self.grammar is not None and self.draft_token_confidence_probs is not None:
+            self.grammar.ensure(self.draft_token_confidence_probs)
 
     def _sample_logits(
         self, logits: torch.Tensor, idx_map: torch.Tensor, sample_pos: torch.Tensor, step: int

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ GRAMMARS: list[dict[str, Any]] = [
     {"structural_tag": json.dumps(TAG)},
 ]
 COUNT = 28
+PROMPT = "Tell me</think>"
+REASONS = {
+    "structured_outputs_config": {"reasoning_parser": "deepseek_r1"},
+    "reasoning_config": {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"},
+}
+THINK = {"prompt": "Tell me<think>", "thinking_token_budget": 3}
 SPECIAL = range(1003, 1024)
 """Tokens of the small tokenizer that stand for no text."""
 
@@ -77,7 +84,7 @@ def engine(directory: Path, *, drafts: bool = True, masks: bool = True, **args: 
             backend.close()
 
 
-def answers(backend: EngineBackend, prompt: str = "Tell me", **more: Any) -> list[list[int]]:
+def answers(backend: EngineBackend, prompt: str = PROMPT, **more: Any) -> list[list[int]]:
     """To each grammar and to none."""
     from vllm import SamplingParams
 
@@ -103,28 +110,37 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@dataclass
+class Expected:
+    """What the target says without drafts."""
+
+    answers: list[list[int]]
+    thoughtful: list[list[int]]
+    """After some reasoning."""
+
+
 @pytest.fixture(scope="module")
-def expected(directory: Path) -> list[list[int]]:
-    """What the target says without drafts. Afterwards the draft model foresees it, but prefers what is forbidden."""
-    with engine(directory, drafts=False) as backend:
-        found = answers(backend)
-    foresee(directory, found, forget=6)
-    tempt(directory, {token for answer in found for token in answer})
+def expected(directory: Path) -> Expected:
+    """Afterwards the draft model foresees it, but prefers what is forbidden."""
+    with engine(directory, drafts=False, **REASONS) as backend:
+        found = Expected(answers(backend), answers(backend, **THINK))
+    foresee(directory, found.answers, forget=6)
+    tempt(directory, {token for answer in found.answers for token in answer})
     return found
 
 
 @pytest.fixture(scope="module")
-def stood_unmasked(directory: Path, expected: list[list[int]]) -> int:
+def stood_unmasked(directory: Path, expected: Expected) -> int:
     """Drafts that stood over two rounds of answers without masks."""
     with engine(directory, masks=False) as backend:
         for _ in range(2):
-            assert answers(backend) == expected
+            assert answers(backend) == expected.answers
         return accepted(backend)[1]
 
 
 @pytest.fixture(scope="module")
 def backend(directory: Path, stood_unmasked: int) -> Iterator[EngineBackend]:
-    with engine(directory) as backend:
+    with engine(directory, **REASONS) as backend:
         yield backend
 
 
@@ -136,11 +152,11 @@ def drafts_of(backend: EngineBackend) -> GrammarDrafts:
 
 
 def test_answers_are_the_targets_and_more_drafts_stand(
-    backend: EngineBackend, expected: list[list[int]], stood_unmasked: int
+    backend: EngineBackend, expected: Expected, stood_unmasked: int
 ) -> None:
     """Grammars that end in the middle of a block, together and from the prefix cache."""
     for _ in range(2):
-        assert answers(backend) == expected
+        assert answers(backend) == expected.answers
     drafts = drafts_of(backend)
     assert drafts.masked_drafts > 0 and drafts.requests.unmasked == 0
     assert accepted(backend)[1] > 2 * stood_unmasked
@@ -148,38 +164,47 @@ def test_answers_are_the_targets_and_more_drafts_stand(
 
 def test_several_answers_to_a_prompt(backend: EngineBackend) -> None:
     pattern = GRAMMARS[0]["regex"]
-    found = backend._llm.generate(["Tell me"], params(GRAMMARS[0], n=3, temperature=1, seed=1), use_tqdm=False)[0]
+    found = backend._llm.generate([PROMPT], params(GRAMMARS[0], n=3, temperature=1, seed=1), use_tqdm=False)[0]
     assert len({output.text for output in found.outputs}) == 3
     assert all(regex.fullmatch(pattern, output.text) for output in found.outputs)
     assert drafts_of(backend).requests.unmasked == 0
 
 
-def test_a_schema_that_is_none_is_refused_and_harms_nobody(backend: EngineBackend, expected: list[list[int]]) -> None:
+def test_a_schema_that_is_none_is_refused_and_harms_nobody(backend: EngineBackend, expected: Expected) -> None:
     from vllm.exceptions import VLLMValidationError
 
     with pytest.raises(VLLMValidationError, match="Invalid JSON grammar"):
-        backend._llm.generate(["Tell me"], params({"json": "{no schema"}), use_tqdm=False)
-    assert answers(backend) == expected
-    backend._llm.generate(["Tell me"], use_tqdm=False)  # steps that tell the worker who is finished
+        backend._llm.generate([PROMPT], params({"json": "{no schema"}), use_tqdm=False)
+    assert answers(backend) == expected.answers
+    backend._llm.generate([PROMPT], use_tqdm=False)  # steps that tell the worker who is finished
     assert not drafts_of(backend).requests
 
 
-def test_preempted_and_resumed(backend: EngineBackend, expected: list[list[int]]) -> None:
+def test_after_reasoning(backend: EngineBackend, expected: Expected) -> None:
+    """The masks begin after the token that ends the reasoning, which the engine alone knows."""
+    drafts = drafts_of(backend)
+    masked, unready = drafts.masked_drafts, drafts.requests.unready_blocks
+    assert answers(backend, **THINK) == expected.thoughtful
+    assert drafts.masked_drafts > masked and drafts.requests.unready_blocks > unready
+    assert drafts.requests.unmasked == 0
+
+
+def test_preempted_and_resumed(backend: EngineBackend, expected: Expected) -> None:
     preempt_all_every(backend, 3)
-    assert answers(backend) == expected
+    assert answers(backend) == expected.answers
     assert drafts_of(backend).requests.unmasked == 0
 
 
-def test_random_answers_have_the_targets_distribution(directory: Path, expected: list[list[int]]) -> None:
+def test_random_answers_have_the_targets_distribution(directory: Path, expected: Expected) -> None:
     """Seeded, so the same draws every time; every outcome within four deviations of its count."""
     count = 300
     speculative = {"draft_sample_method": "probabilistic"}
     with engine(directory, speculative=speculative, max_num_seqs=64) as backend:
         tokenizer = backend._llm.get_tokenizer()
-        prompt, tokens = tokenizer.encode("Tell me"), tokenizer.encode("xyz", add_special_tokens=False)
+        prompt, tokens = tokenizer.encode(PROMPT), tokenizer.encode("xyz", add_special_tokens=False)
         chances = outcomes(Case(directory, [], load(directory), []), prompt, tokens, depth=3)
         asked = [params({"regex": "[xyz]{3}"}, temperature=HEAT, seed=seed) for seed in range(count)]
-        found = backend._llm.generate(["Tell me"] * count, asked, use_tqdm=False)
+        found = backend._llm.generate([PROMPT] * count, asked, use_tqdm=False)
         assert drafts_of(backend).requests.unmasked == 0
         assert accepted(backend)[1] > count / 2
     drawn = Counter(tuple(f.outputs[0].token_ids[:-1]) for f in found)
@@ -189,27 +214,10 @@ def test_random_answers_have_the_targets_distribution(directory: Path, expected:
         assert abs(drawn[outcome] - count * chance) <= 4 * spread + 1, (outcome, drawn[outcome], count * chance)
 
 
-def test_after_reasoning(directory: Path, expected: list[list[int]]) -> None:
-    """The masks begin after the token that ends the reasoning, here the first."""
-    reasons = {
-        "structured_outputs_config": {"reasoning_parser": "deepseek_r1"},
-        "reasoning_config": {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"},
-    }
-    end = {"thinking_token_budget": 3, "prompt": "Tell me<think>"}
-    with engine(directory, drafts=False, **reasons) as backend:
-        without = answers(backend, **end)
-    with engine(directory, **reasons) as backend:
-        assert answers(backend, **end) == without
-        drafts = drafts_of(backend)
-        assert drafts.masked_drafts > 0 and drafts.requests.unmasked == 0
-
-
-def test_over_tensor_parallel_ranks(
-    directory: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_over_tensor_parallel_ranks(directory: Path, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks whose masks differed would draft differently, and answer neither alike nor as without drafts."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with engine(directory, tensor_parallel_size=2) as backend:
         for _ in range(2):
-            assert answers(backend) == expected
+            assert answers(backend) == expected.answers
         assert accepted(backend)[1] > 20

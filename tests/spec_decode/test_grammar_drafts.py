@@ -12,7 +12,8 @@ import torch
 
 from deepinfer_vllm.spec_decode import grammar_compiler
 from deepinfer_vllm.spec_decode.grammar_compiler import FAILED, PENDING, READY
-from deepinfer_vllm.spec_decode.grammar_drafts import GrammarDrafts
+from deepinfer_vllm.spec_decode.grammar_drafts import GrammarDrafts, single
+from deepinfer_vllm.torch_kernels.bits import pack_bits
 from grammar_case import STEPS, Worker, engine_config, structured
 
 PATTERN = "(yes|no){2} [0-9]{3}-[a-f]{2}"
@@ -111,6 +112,27 @@ def test_two_requests_share_a_grammar_at_different_states(worker: Worker, tokeni
     worker.add("c", 2, structured(tokenizer, regex=PATTERN), PROMPT)
     worker.compiled("c")
     assert compiler.get_cache_size_bytes() == held > 0
+
+
+def test_drafts_without_an_alternative_are_sure(worker: Worker, tokenizer: Any) -> None:
+    """After Q comes Z, after that one of two letters, and then the end."""
+    worker.add("a", 0, structured(tokenizer, regex="QZ[jx]"), PROMPT)
+    worker.compiled("a")
+    confidences = torch.full((4, STEPS), 0.5)
+    worker.draft([None, "a"], noise(2, len(tokenizer)))
+    worker.drafts.ensure(confidences)
+    assert confidences.tolist() == [[0.5] * 4, [1, 1, 0.5, 1], [0.5] * 4, [0.5] * 4]
+    worker.drafts.requests.finish(["a"])
+    worker.drafts.ensure(confidences.fill_(0.5))
+    assert (confidences == 0.5).all()
+
+
+@pytest.mark.parametrize("bit", [0, 5, 31, 32, 63])
+def test_one_bit_is_found(bit: int) -> None:
+    bits = torch.zeros(3, 64, dtype=torch.bool)
+    bits[0, bit] = True
+    bits[1, [bit, (bit + 9) % 64]] = True
+    assert single(torch.from_numpy(pack_bits(bits.flatten().numpy()).reshape(3, 2))) == [True, False, False]
 
 
 def test_a_request_goes_on_after_preemption(worker: Worker, tokenizer: Any) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from deepinfer_vllm.spec_decode.grammar_drafts import GrammarDrafts
-from deepinfer_vllm.spec_decode.grammar_start import first_masks
+from deepinfer_vllm.spec_decode.grammar_start import GrammarStart, first_masks
+from deepinfer_vllm.spec_decode.grammar_state import GrammarState
 from grammar_case import STEPS, WAIT_SECONDS, Worker, engine_config, structured
 
 PATTERN = "(yes|no){2} [0-9]{3}-[a-f]{2}"
@@ -92,6 +93,31 @@ def test_masked_from_the_start_where_there_is_no_reasoning(directory: Path, monk
         engine.step([], [token])
         assert masked(engine).equal(engine.next_mask())
     assert engine.worker.drafts.requests.unready_blocks == 0
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+def test_the_start_is_found_among_masks_with_a_few_holes(
+    directory: Path, implicit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the model reasons, as vLLM 0.33 gives them. `implicit`: the token that ends it belongs to the answer."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    engine = Engine(directory, "deepseek_r1", prompt=[5], regex=PATTERN)
+    state, search = GrammarState(engine.worker.drafts.requests._requests["a"].compiling.result()), GrammarStart()
+    reasoning = np.full(32, -1, np.int32)
+    reasoning[7] = -2
+    first, *rest = engine.tokenizer.encode("yesno 1", add_special_tokens=False)
+    output = [50, 51, 1010, first, *rest] if not implicit else [50, 51, first, *rest]
+    begin = output.index(first)
+    for outputs in range(begin + (not implicit)):
+        search.observe(outputs, reasoning)
+        assert search.locate(state, output[: outputs + 1]) is None
+    follower = GrammarState(engine.worker.drafts.requests._requests["a"].compiling.result())
+    follower.follow(output[begin : begin + 1])
+    bitmask = torch.empty(1, 32, dtype=torch.int32)
+    assert follower.fill(bitmask, 0)
+    follower.resume([])
+    search.observe(begin + 1, bitmask[0].numpy())
+    assert search.locate(state, output) == begin
 
 
 def test_first_masks_of_both_layouts() -> None:
