@@ -65,6 +65,7 @@ def hook_speculator() -> None:
         from deepinfer_vllm.spec_decode.grammar_drafts import grammar_drafts
         from deepinfer_vllm.spec_decode.speculator import HostSpeculator
 
+        hook_host_runner()
         speculator = HostSpeculator(vllm_config, device)
         speculator.grammar = grammar_drafts(vllm_config)
         return speculator
@@ -74,3 +75,39 @@ def hook_speculator() -> None:
     runner: Any = sys.modules.get("vllm.v1.worker.gpu.model_runner")
     if runner is not None:
         runner.init_speculator = build_ours
+
+
+def hook_host_runner() -> None:
+    """Let runner V2 ask our verifier where its device is the host. Called as our speculator is built.
+
+    The runner has a place for the manager of adaptive verification, and fills it where CUDA graphs replay what it
+    trims. Ours, which needs none, is put there once the caches are there, and is called as vLLM's own would be.
+    """
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+
+    if hasattr(GPUModelRunner, "deepinfer_verifier"):
+        return
+    GPUModelRunner.deepinfer_verifier = None
+    fill, execute = GPUModelRunner.initialize_kv_cache, GPUModelRunner.execute_model
+    extra = (None,) if hasattr(adaptive_verification, "AdmittedDraftCounts") else ()  # vLLM 0.33 also says which
+
+    @functools.wraps(fill)
+    def fill_and_start(self: Any, *args: Any, **kwargs: Any) -> None:
+        from deepinfer_vllm.spec_decode.speculator import HostSpeculator
+        from deepinfer_vllm.spec_decode.start import start
+
+        fill(self, *args, **kwargs)
+        if isinstance(self.speculator, HostSpeculator):
+            verifier = start(self, extra)
+            self.deepinfer_verifier = self.speculator.decider = self.adaptive_verification = verifier
+
+    @functools.wraps(execute)
+    def begin_and_execute(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        verifier = self.deepinfer_verifier
+        if verifier is not None and not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
+            encodes = bool(scheduler_output.scheduled_encoder_inputs)
+            verifier.began(usual=not encodes, idle=self.adaptive_verification is None)
+        return execute(self, scheduler_output, *args, **kwargs)
+
+    GPUModelRunner.initialize_kv_cache, GPUModelRunner.execute_model = fill_and_start, begin_and_execute

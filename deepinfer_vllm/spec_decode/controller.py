@@ -106,8 +106,8 @@ class Controller:
         return Plan(allot(alive, budget), float(verify[budget]), drafting)
 
     def wants_drafts(self, requests: int, context_tokens: int) -> bool:
-        """Whether the draft block is worth its time for a batch of so many. Once a step."""
-        if self.settings.form == "fixed":
+        """Whether the draft block is worth its time for a batch of so many, or nothing is known yet. Once a step."""
+        if self.settings.form == "fixed" or not self._expected.known:
             return True
         without = self.costs.verify_s(requests, requests, context_tokens)[0]
         gain, loss_s = self._gain(requests, context_tokens, float(without))

@@ -23,6 +23,11 @@ class Expectation:
         self._sorted = np.zeros(_POINTS)
         self._weight = _START
 
+    @property
+    def known(self) -> bool:
+        """Whether drafts have been seen."""
+        return self._positions > 0
+
     def saw(self, survival: NDArray[np.float64], scheduled: NDArray[np.integer]) -> None:
         """survival: [R, S], of drafts; scheduled: [R]."""
         requests, positions = survival.shape

@@ -4,10 +4,13 @@ What others want of a step hangs on it: a grammar that drafts keep to, a trace o
 decides about drafts and counts them.
 """
 
+import time
 from typing import Any, Protocol
 
 import torch
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
+
+from deepinfer_vllm.spec_decode.stats import DraftStats
 
 
 class Grammar(Protocol):
@@ -42,8 +45,8 @@ class Decider(Protocol):
     def wants_drafts(self, batch: Any) -> bool:
         """Whether a draft block for the requests of this batch is worth its cost."""
 
-    def drafted(self) -> None:
-        """The draft block, or what is left of it without drafts, has run."""
+    def drafted(self, batch: Any) -> None:
+        """The draft block, or what is left of it without drafts, has run for this batch."""
 
 
 class HostSpeculator(DSparkSpeculator):
@@ -54,8 +57,11 @@ class HostSpeculator(DSparkSpeculator):
         self.grammar: Grammar | None = None
         self.trace: Trace | None = None
         self.decider: Decider | None = None
+        self.stats: DraftStats | None = None
         self.drafting = True
         """Whether the latest step drafted. If not, `draft_tokens` are of an older step and must not be used."""
+        self.proposed_for, self.proposal_s = 0, 0.0
+        """Requests of the latest proposal, and the seconds it took."""
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         """vLLM's hook. It asks the confidence head only where graphs let it trim drafts; here it is always asked."""
@@ -87,7 +93,7 @@ class HostSpeculator(DSparkSpeculator):
 
         Context rows are written either way, so that drafting can go on with the step after.
         """
-        real = not dummy_run
+        real, began = not dummy_run, time.perf_counter()
         if real and self.trace is not None and aux_hidden_states:
             self.trace.observe(input_batch, aux_hidden_states, last_hidden_states)
         self.drafting = not real or self.decider is None or self.decider.wants_drafts(input_batch)
@@ -102,8 +108,9 @@ class HostSpeculator(DSparkSpeculator):
             dummy_run=dummy_run,
             **kwargs,
         )
+        self.proposed_for, self.proposal_s = input_batch.num_reqs, time.perf_counter() - began
         if real and self.decider is not None:
-            self.decider.drafted()
+            self.decider.drafted(input_batch)
         return drafts
 
     def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> Any:

@@ -65,9 +65,10 @@ def start(case: Case, **engine_args: Any) -> EngineBackend:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def runner_v2() -> Iterator[None]:
+def every_draft_is_verified() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+        patch.setenv("DEEPINFER_VLLM_DSPARK_BUDGET", "fixed")  # how many are verified is test_dspark_budget's
         yield
 
 

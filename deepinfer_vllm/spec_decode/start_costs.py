@@ -1,0 +1,73 @@
+"""What steps cost on this machine, from a second of dummy steps as the engine starts."""
+
+import time
+from typing import Any
+
+from deepinfer_vllm.spec_decode.cost_table import CostTable
+
+SECONDS = 1.0
+"""Tries end after so long, all sizes once included; those that were not tried lie on the line of the last two."""
+TRIES = 4
+"""Of each size, if there is time. The fastest counts: what else a machine does only ever adds."""
+FIRST = (1, 8)
+"""Sizes that are tried whatever they take."""
+Sample = tuple[int, int, float]
+"""Tokens or requests, context tokens, seconds."""
+
+
+def start_costs(runner: Any, ranks: Any) -> CostTable:
+    """Dummy steps of the target and the draft model, at sizes from 1 to the largest batch. Collective over `ranks`.
+
+    They run where vLLM has its dummy steps, over blocks that nobody uses yet. Times of live steps correct what these
+    leave out: sampling, and what the engine does between steps.
+    """
+    most = min(runner.max_num_tokens, runner.max_num_reqs * (runner.max_model_len - 1))
+    sizes = _sizes(most)
+    first = [size for size in FIRST if size <= most]
+    shapes = [(size, 1) for size in first] + [(first[-1], min(4096, runner.max_model_len // 2))]
+    shapes += [(size, 1) for size in sizes if size not in first]
+    verify: dict[tuple[int, int], float] = {}
+    draft: dict[tuple[int, int], float] = {}
+    _step(runner, 1, 1)  # whatever is set up at first use
+    deadline = time.perf_counter() + SECONDS
+    for attempt in range(TRIES):
+        for size, context_len in shapes:
+            late = (attempt or size not in FIRST) and time.perf_counter() > deadline
+            if ranks.broadcast_object(late, src=0):
+                break
+            target_s, draft_s, requests = _step(runner, size, context_len)
+            _keep_least(verify, (size, size * context_len), target_s)
+            _keep_least(draft, (requests, requests * context_len), draft_s)
+    verify, draft = ranks.broadcast_object((verify, draft), src=0)
+    return CostTable.measured(_extended(verify, sizes), _extended(draft, _sizes(runner.max_num_reqs)))
+
+
+def _sizes(most: int) -> list[int]:
+    """Powers of two below `most`, and `most`."""
+    return [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
+
+
+def _step(runner: Any, tokens: int, context_len: int) -> tuple[float, float, int]:
+    """Seconds of the target over so many tokens and of the draft block, and the requests of that block.
+
+    Each request has `context_len` tokens before its own, at least one: without, vLLM puts every token at position 0.
+    """
+    began = time.perf_counter()
+    hidden, _ = runner._dummy_run(tokens, context_len=context_len, is_profile=True, randomize_inputs=True)
+    runner.model.compute_logits(hidden)
+    seconds, speculator = time.perf_counter() - began, runner.speculator
+    return seconds - speculator.proposal_s, speculator.proposal_s, speculator.proposed_for
+
+
+def _keep_least(seconds: dict[tuple[int, int], float], shape: tuple[int, int], found: float) -> None:
+    seconds[shape] = min(found, seconds.get(shape, found))
+
+
+def _extended(seconds: dict[tuple[int, int], float], sizes: list[int]) -> list[Sample]:
+    """With a sample for each size beyond those that were tried, so that the table can learn of each."""
+    bare = {size: found for (size, context), found in seconds.items() if context <= size}
+    tried = sorted(bare)
+    last, before = tried[-1], tried[-2] if len(tried) > 1 else 0
+    slope = max(0.0, (bare[last] - bare.get(before, 0.0)) / (last - before))
+    further = [(size, 0, bare[last] + slope * (size - last)) for size in sizes if size > last]
+    return [(size, context, found) for (size, context), found in seconds.items()] + further
