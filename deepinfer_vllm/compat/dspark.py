@@ -99,8 +99,7 @@ def hook_host_runner() -> None:
 
         fill(self, *args, **kwargs)
         if isinstance(self.speculator, HostSpeculator):
-            verifier = start(self, extra)
-            self.deepinfer_verifier = self.speculator.decider = self.adaptive_verification = verifier
+            self.deepinfer_verifier = start(self, extra)
 
     @functools.wraps(execute)
     def begin_and_execute(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ true ones, so nothing of it needs to know that drafts were left out.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from deepinfer_vllm.spec_decode.budget import allot, survival
 from deepinfer_vllm.spec_decode.controller import Controller, Plan
+from deepinfer_vllm.spec_decode.listeners import Listens
 from deepinfer_vllm.spec_decode.speculator import HostSpeculator
 from deepinfer_vllm.spec_decode.stats import DraftStats
 from deepinfer_vllm.spec_decode.step_times import StepTimes
@@ -22,19 +23,6 @@ from deepinfer_vllm.spec_decode.step_times import StepTimes
 UNKNOWN = 0.8
 """The confidence of every draft where there is no confidence head; the controller corrects it by what is accepted."""
 Order = Callable[[dict[str, int], dict[str, list[int]], int], list[str]]
-
-
-class Listens(Protocol):
-    """Wants to know what became of drafts: a record, a drift check."""
-
-    def record(
-        self,
-        confidences: NDArray[np.float32],
-        drafted: NDArray[np.int64],
-        accepted: NDArray[np.int64],
-        requests: list[str],
-    ) -> None:
-        """confidences [R, S] as the head gave them; how many drafts were verified and how many stood [R]; ids [R]."""
 
 
 class HostVerifier:

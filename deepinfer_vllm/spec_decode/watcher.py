@@ -7,13 +7,16 @@ import torch
 from numpy.typing import NDArray
 
 from deepinfer_vllm.spec_decode.listeners import Listens
+from deepinfer_vllm.spec_decode.stats import DraftStats
 
 
 class Watcher:
     """A `Decider` that always drafts, and pairs the confidences of a draft with what the next step makes of it."""
 
-    def __init__(self, speculator: Any, bonus_tokens: int, listeners: list[Listens]) -> None:
-        self._speculator, self._bonus, self._listeners = speculator, bonus_tokens, listeners
+    def __init__(
+        self, speculator: Any, bonus_tokens: int, listeners: list[Listens], stats: DraftStats | None = None
+    ) -> None:
+        self._speculator, self._bonus, self._listeners, self._stats = speculator, bonus_tokens, listeners, stats
         shape = speculator.max_num_reqs, speculator.num_speculative_steps
         self._confidences = np.zeros(shape, np.float32)
         """Of each slot's latest draft."""
@@ -27,10 +30,15 @@ class Watcher:
     def wants_drafts(self, batch: Any) -> bool:
         """See `Decider`."""
         self._batch, drafted = batch, batch.num_draft_tokens_per_req
-        if drafted is not None and drafted.any():
-            accepted = np.clip(self._sampled - self._bonus, 0, drafted)
+        if drafted is None:
+            drafted = np.zeros(batch.num_reqs, np.int64)
+        accepted = np.clip(self._sampled - self._bonus, 0, drafted)
+        if drafted.any():
             for listener in self._listeners:
                 listener.record(self._confidences[batch.idx_mapping_np], drafted, accepted, batch.req_ids)
+        if self._stats is not None:
+            self._stats.verified(drafted[self._sampled > 0], accepted[self._sampled > 0])
+            self._stats.drafted(batch.num_reqs)
         return True
 
     def drafted(self, *_: Any) -> None:
