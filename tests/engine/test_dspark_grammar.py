@@ -215,9 +215,14 @@ def test_random_answers_have_the_targets_distribution(directory: Path, expected:
 
 
 def test_over_tensor_parallel_ranks(directory: Path, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks whose masks differed would draft differently, and answer neither alike nor as without drafts."""
+    """One compiles later than the other, and neither masks before both have; else their drafts would differ."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    with engine(directory, tensor_parallel_size=2) as backend:
+    late = {"worker_extension_cls": "engine.slow_grammars.SlowGrammars"}
+    with engine(directory, tensor_parallel_size=2, **late) as backend:
         for _ in range(2):
             assert answers(backend) == expected.answers
         assert accepted(backend)[1] > 20
+        first, second = backend._llm.collective_rpc("grammar_counts")
+    masked, unready, unmasked = first
+    assert first == second
+    assert masked > 0 and unready > 0 and unmasked == 0
