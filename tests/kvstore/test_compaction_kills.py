@@ -24,8 +24,8 @@ from deepinfer_kvstore.record import RECORD_BYTES, Op, Record, unpack_record
 WRITERS = range(3)
 NODES = {-1: "node-0", -2: "node-0", -3: "node-1"}
 """Processes that follow the journals, and their indexes. Writers look into the first."""
-DEATHS, FILES = 6, 24
-"""A history ends after so many deaths and files that compaction removed."""
+DEATHS, FILES = 8, 24
+"""A history ends after so many deaths of writers, the last, and files that compaction removed."""
 pwrite = os.pwrite
 
 
@@ -62,7 +62,7 @@ class History:
         """Before each step that one who acts does on the disk: others act, and it may die."""
         if len(self.acting) < 3 and self.chance.random() < 0.3:
             self.act()
-        if self.chance.random() < 0.01:
+        if self.deaths < DEATHS and self.chance.random() < 0.01:
             raise Killed(self.acting[-1])
 
     def act(self) -> None:
@@ -123,7 +123,7 @@ class History:
             begun = [life] * 4
             if seen and chance.random() < 0.4:
                 life, begun = Record(Op.PUT, *chance.choice(seen)), []
-            used = touch(life, chance.randint(1, 9000), chance.randrange(3))
+            used = touch(life, chance.randint(1, 1000 + 2 * len(self.said)), chance.randrange(3))
             records.append(chance.choice([*begun, *[used] * 4, delete(life)]))
         path, before = self.journals / str(journal.name), (1 + journal.records) * RECORD_BYTES
         try:
