@@ -19,24 +19,26 @@ class DSparkWorker:
 
     rank: int
     model_runner: Any
-    dspark_recorder: Recorder | None = None
+    dspark_recorder: Recorder
+    dspark_decider: Any
 
     def dspark_begin_record(self, path: str) -> bool:
         """From now on, record the drafts of an engine that verifies all of them; see `Recorder`. Whether it can."""
-        runner = self.model_runner
-        if not isinstance(runner.speculator, HostSpeculator):
+        runner, speculator = self.model_runner, self.model_runner.speculator
+        if not isinstance(speculator, HostSpeculator):
             return False
         if self.rank == 0:
             self.dspark_recorder = Recorder(Path(path), made_for(runner.vllm_config), logger.warning)
             bonus_tokens = runner.model_state.num_new_sampled_tokens_per_step
-            runner.speculator.decider = Watcher(runner.speculator, bonus_tokens, [self.dspark_recorder])
+            self.dspark_decider = speculator.decider
+            speculator.decider = Watcher(speculator, bonus_tokens, [self.dspark_recorder])
         return True
 
     def dspark_end_record(self) -> None:
-        """Write what is recorded."""
-        if self.dspark_recorder is not None:
-            self.dspark_recorder.close()
-            self.model_runner.speculator.decider = None
+        """Write what is recorded, and record no more."""
+        if self.rank == 0:
+            self.dspark_recorder.close(timeout_seconds=60.0)
+            self.model_runner.speculator.decider = self.dspark_decider
 
     def dspark_begin_trace(self, directory: str, limit_bytes: int) -> bool:
         """From now on, trace prompts into the directory; see `Trace`. Whether it can."""
@@ -48,7 +50,7 @@ class DSparkWorker:
         return True
 
     def dspark_end_trace(self) -> bool | None:
-        """Trace no more. Whether the trace ended before, for its limit or for its disk."""
+        """Trace no more. Whether the trace ended before, for its limit or for its disk; None of other ranks."""
         if self.rank != 0:
             return None
         speculator = self.model_runner.speculator

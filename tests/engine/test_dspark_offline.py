@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ import torch
 from deepinfer_vllm.cli import main
 from deepinfer_vllm.spec_decode import trace_files
 from deepinfer_vllm.spec_decode.calibrate import from_prompts
-from deepinfer_vllm.spec_decode.calibration_file import Made, checkpoint_digest
+from deepinfer_vllm.spec_decode.calibration import Calibration
+from deepinfer_vllm.spec_decode.calibration_file import NAME, Made, checkpoint_digest, write
 from deepinfer_vllm.spec_decode.offline import EngineChoice
-from engine.test_dspark import COUNT, DRAFT, DRAFTS, Case, make_case
+from deepinfer_vllm.spec_decode.records import read
+from engine.test_dspark import COUNT, DRAFT, DRAFTS, Case, make_case, start
 from reference import load
 from reference.dspark import DraftReference
 
@@ -97,3 +101,46 @@ def test_records_are_the_drafts_of_the_run(case: Case, prompts: Path) -> None:
         rows = found.requests == found.requests[first]
         assert found.accepted[rows].tolist() == [stands for _, stands in drafts]
         assert np.abs(found.confidences[rows] - [confidences for confidences, _ in drafts]).max() < 2e-4
+
+
+def by_position(metrics: list[Any], name: str) -> list[float]:
+    """A counter of DSpark's metrics, by draft position."""
+    found = {int(m.labels["position"]): m.value for m in metrics if m.name == f"vllm:deepinfer_dspark_{name}"}
+    return [found[position] for position in sorted(found)]
+
+
+def test_an_engine_uses_its_calibration_and_records_what_its_budget_verifies(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Confidences as the head gave them, not the calibrated ones; drafts as far as they were verified."""
+    record, beside = tmp_path / "records", case.directory / NAME
+    monkeypatch.setenv("DEEPINFER_VLLM_DSPARK_RECORD", str(record))
+    made = Made(checkpoint_digest(case.directory), DRAFTS, "float32", "plain")
+    write(beside, Calibration((0.5, 2.0, 2.0, 2.0, 2.0)), made)
+    try:
+        backend = start(case)
+    finally:
+        beside.unlink()
+    try:
+        found = backend.generate_many(case.prompts, COUNT, logits=False)
+        assert [f.ids for f in found] == case.answers
+        metrics = backend._llm.get_metrics()
+        verified, accepted = (by_position(metrics, f"{kind}_tokens") for kind in ("verified", "accepted"))
+        assert verified[0] > 0
+        deadline = time.monotonic() + 60
+        while not record.exists() or len(read(record)[made].drafted) < verified[0]:
+            assert time.monotonic() < deadline, "nothing was recorded"
+            time.sleep(0.1)
+        assert {m.value for m in metrics if m.name == "vllm:deepinfer_dspark_calibrated"} == {1.0}
+    finally:
+        backend.close()
+    ((of, drafts),) = read(record).items()
+    assert of == made
+    for counts, kind in ((drafts.drafted, verified), (drafts.accepted, accepted)):
+        assert [int((counts > k).sum()) for k in range(DRAFTS)] == kind
+    draft, possible = drafter(case), []
+    for text in (p + a for p, a in zip(case.prompts, case.answers, strict=True)):
+        x = draft.main_x(case.reference.forward(text).stream_means)
+        possible += [draft.draft(x[:at], text[at], DRAFTS).confidence for at in range(len(text) - COUNT, len(text))]
+    distance = np.abs(drafts.confidences[:, None] - torch.stack(possible).numpy()).max(axis=2)
+    assert distance.min(axis=1).max() < 2e-4
