@@ -21,7 +21,6 @@ class Watcher:
         self._confidences = np.zeros(shape, np.float32)
         """Of each slot's latest draft."""
         self._sampled: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._batch: Any = None
 
     def verified(self, num_sampled: torch.Tensor) -> None:
         """See `Decider`."""
@@ -29,7 +28,7 @@ class Watcher:
 
     def wants_drafts(self, batch: Any) -> bool:
         """See `Decider`."""
-        self._batch, drafted = batch, batch.num_draft_tokens_per_req
+        drafted = batch.num_draft_tokens_per_req
         if drafted is None:
             drafted = np.zeros(batch.num_reqs, np.int64)
         accepted = np.clip(self._sampled - self._bonus, 0, drafted)
@@ -41,7 +40,6 @@ class Watcher:
             self._stats.drafted(batch.num_reqs)
         return True
 
-    def drafted(self, *_: Any) -> None:
+    def drafted(self, batch: Any) -> None:
         """See `Decider`."""
-        probabilities = self._speculator.draft_token_confidence_probs[: self._batch.num_reqs]
-        self._confidences[self._batch.idx_mapping_np] = probabilities.numpy()
+        self._confidences[batch.idx_mapping_np] = self._speculator.draft_token_confidence_probs[: batch.num_reqs].numpy()
