@@ -42,4 +42,5 @@ class Watcher:
 
     def drafted(self, batch: Any) -> None:
         """See `Decider`."""
-        self._confidences[batch.idx_mapping_np] = self._speculator.draft_token_confidence_probs[: batch.num_reqs].numpy()
+        probabilities = self._speculator.draft_token_confidence_probs
+        self._confidences[batch.idx_mapping_np] = probabilities[: batch.num_reqs].numpy()
