@@ -2,6 +2,7 @@
 
 import math
 from copy import copy
+from time import sleep
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -21,6 +22,10 @@ from deepinfer_vllm.kv_connector.transfers import StoreConnectorWorker, Transfer
 
 OffloadingSpecFactory.register_spec(SPEC, "deepinfer_vllm.kv_connector.spec", SPEC)
 SecondaryTierFactory.register_tier(TIER, "deepinfer_vllm.kv_connector.tier", TIER)
+
+
+YIELD_SECONDS = 0.0001
+"""More than a thread takes to wake up."""
 
 
 class DeepInfer3FSConnector(HandoverConnector):
@@ -70,7 +75,15 @@ class DeepInfer3FSConnector(HandoverConnector):
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """vLLM's. It asserts that no preempted request loads, yet one that was preempted before the step began,
-        as `reset_prefix_cache` does it, may be taken up again in it. Such a request has no stores to wait for."""
+        as `reset_prefix_cache` does it, may be taken up again in it. Such a request has no stores to wait for.
+
+        A step that runs nothing gives the interpreter away. An engine in its caller's process steps on without a
+        pause while its requests wait for the store. Each time that it lets the interpreter go, in calls into C, it has
+        it back before a thread has woken up, and never keeps it for the 5 ms after which it would have to share: the
+        store's threads would not come to read at all. vLLM's own loop, of an engine in its own process, sleeps.
+        """
+        if not scheduler_output.total_num_scheduled_tokens:
+            sleep(YIELD_SECONDS)
         preempted = scheduler_output.preempted_req_ids or set()
         if again := {request_id for request_id in preempted if self._loads(request_id)}:
             scheduler_output = copy(scheduler_output)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 
 from deepinfer_kvstore.posix import PosixSlab
+from deepinfer_kvstore.transfer import Transfer
 from deepinfer_vllm.checkpoint.backends import EngineBackend
+from deepinfer_vllm.kv_connector import connector
 from engine.harness import preempt_all_every, preemptions
 from engine.kvstore import ask, engine_on, finish_stores, forget, slabs, tier_of
 from engine.llama import write_llama
@@ -198,16 +201,19 @@ def test_a_disk_that_hangs_holds_nobody_up(
     checkpoint: Path, filled: tuple[Path, list[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request is computed once the deadline has passed; rows that the disk may still write go to nobody."""
-    answers = threading.Event()
+    hangs, answers = threading.Event(), threading.Event()
     read = PosixSlab.readv
 
     def hung(*arguments: Any) -> None:
+        hangs.set()
         answers.wait()
         read(*arguments)
 
     monkeypatch.setattr(PosixSlab, "read_fd", None)
     monkeypatch.setattr(PosixSlab, "readv", hung)
-    with engine_on(checkpoint, filled[0], extra={"io_timeout_s": 0.3}) as backend:
+    # The deadline passes when the disk hangs: a read that begins later than that is a miss like any.
+    monkeypatch.setattr(Transfer, "overdue", lambda transfer: hangs.is_set() and not transfer.done())
+    with engine_on(checkpoint, filled[0], extra={"io_timeout_s": 60.0}) as backend:
         try:
             assert ask(backend, LONG) == (filled[1], 0)
             captive = set(tier_of(backend).captive)
@@ -217,6 +223,29 @@ def test_a_disk_that_hangs_holds_nobody_up(
             answers.set()
         finish_stores(backend)
         assert not tier_of(backend).captive
+
+
+def test_a_step_that_runs_nothing_gives_the_interpreter_away(
+    backend: EngineBackend, filled: tuple[Path, list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the store's threads wait for it until the deadline of what they are to read, and a hit is a miss."""
+    scheduled: list[int] = []
+    pauses: list[float] = []
+    plan = backend.scheduler.connector.build_connector_meta
+
+    def planned(output: Any) -> Any:
+        scheduled.append(output.total_num_scheduled_tokens)
+        return plan(output)
+
+    def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(backend.scheduler.connector, "build_connector_meta", planned)
+    monkeypatch.setattr(connector, "sleep", paused)
+    assert ask(backend, LONG) == (filled[1], 288)
+    assert len(pauses) == scheduled.count(0) > 0
+    assert len(scheduled) - len(pauses) == 16  # a step a token
 
 
 def test_copies_that_fail_are_computed(

@@ -4,6 +4,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,17 +172,17 @@ def test_rows_of_a_hanging_disk_are_nobodys(scheduler: Callable[..., Offline], m
     one = scheduler()
     one.store(one.request("a", blocks), blocks)
     one.settle()
-    go_on = threading.Event()
+    hangs, go_on = threading.Event(), threading.Event()
     read = PosixSlab.readv
     monkeypatch.setattr(PosixSlab, "read_fd", None)
-    monkeypatch.setattr(PosixSlab, "readv", lambda *given: (go_on.wait(), read(*given))[1])
-    other = scheduler(rows=6, io_timeout_s=0.05)
+    monkeypatch.setattr(PosixSlab, "readv", lambda *given: (hangs.set(), go_on.wait(), read(*given))[2])
+    other = scheduler(rows=6)
     request = other.request("b", blocks)
     assert other.look(request, blocks) == [PENDING] * 3
     other.step()
     (job,) = other.tier._loads.values()
-    while not job.transfer.overdue():
-        pass
+    assert hangs.wait(60)
+    job.transfer.deadline = 0.0
     assert other.look(request, blocks) == [MISS] * 3
     assert other.look(other.request("c", blocks), blocks) == [MISS] * 3
     assert other.manager.prepare_store(keys(4, seed=9), request) is None  # three rows are free
@@ -199,13 +200,15 @@ def test_memory_stays_mapped_while_a_disk_hangs(
     one = scheduler()
     one.store(one.request("a", blocks), blocks)
     one.settle()
-    go_on = threading.Event()
+    hangs, go_on = threading.Event(), threading.Event()
     monkeypatch.setattr(PosixSlab, "read_fd", None)
-    monkeypatch.setattr(PosixSlab, "readv", lambda *_: go_on.wait())
+    monkeypatch.setattr(PosixSlab, "readv", lambda *_: (hangs.set(), go_on.wait()))
     monkeypatch.setattr("deepinfer_vllm.kv_connector.tier.SHUTDOWN_GRACE_SECONDS", 0.0)
-    other = scheduler(io_timeout_s=0.05)
+    other = scheduler()
     other.look(other.request("b", blocks), blocks)
     other.step()
+    assert hangs.wait(60)
+    other.tier._store.options = replace(other.tier._store.options, io_timeout_s=0.05)  # what closing waits
     other.close()
     view = other.manager.primary_tier.get_kv_memoryview()
     assert view[0, 0] == 0, "released memory would raise"
