@@ -54,57 +54,51 @@ def prepare_dflash_inputs(
     Queries are sampled from at all places, or with SAMPLE_FROM_ANCHOR off at all but the first. What lies past the
     batch is set to do nothing; vLLM 0.33 marks it in `out_is_padding`.
     """
-    requests = idx_mapping_ptr.tolist()
-    bounds, positions = target_query_start_loc_ptr.tolist(), target_positions_ptr.numpy()
-    tables, width = block_table_ptr.numpy(), num_query_per_req
-    context_positions, context_slots = out_context_positions_ptr.numpy(), out_context_slot_mapping_ptr.numpy()
-    ids, query_positions = out_input_ids_ptr.numpy(), out_query_positions_ptr.numpy()
-    query_slots = out_query_slot_mapping_ptr.numpy()
-    sample_indices, sample_pos = out_sample_indices_ptr.numpy(), out_sample_pos_ptr.numpy()
-    sample_requests = out_sample_idx_mapping_ptr.numpy()
-    starts, seq_lens = out_query_start_loc_ptr.numpy(), out_seq_lens_ptr.numpy()
+    requests, rejected = idx_mapping_ptr.numpy(), num_rejected_ptr.numpy()
+    count, width, queries = len(requests), num_query_per_req, len(requests) * num_query_per_req
+    bounds, positions = target_query_start_loc_ptr.numpy()[: count + 1], target_positions_ptr.numpy()
+    tables, own = block_table_ptr.numpy(), np.arange(count)
 
-    def slots(row: int, at: NDArray[np.int64]) -> NDArray[np.int64]:
+    def slots(rows: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
         block, offset = np.divmod(at, block_size * CP_SIZE)
-        number = tables[row, np.minimum(block, block_table_stride - 1)].astype(np.int64)
+        number = tables[rows, np.minimum(block, block_table_stride - 1)].astype(np.int64)
         here = number != 0
         if CP_SIZE != 1:
             here &= offset // CP_INTERLEAVE % CP_SIZE == cp_rank
             offset = offset // (CP_INTERLEAVE * CP_SIZE) * CP_INTERLEAVE + offset % CP_INTERLEAVE
         return np.where(here, number * block_size + offset, PAD_SLOT_ID)
 
-    first = 0 if SAMPLE_FROM_ANCHOR else 1
-    for row, request in enumerate(requests):
-        begin, end = bounds[row], bounds[row + 1]
-        valid = end - int(num_rejected_ptr[row])
-        context_positions[begin:valid] = positions[begin:valid]
-        context_slots[begin:valid] = slots(row, positions[begin:valid])
-        context_positions[valid:end], context_slots[valid:end] = 0, PAD_SLOT_ID
+    begin, end = int(bounds[0]), int(bounds[-1])
+    owner: NDArray[np.int64] = np.repeat(own, np.diff(bounds))
+    stands = np.arange(begin, end) < (bounds[1:] - rejected)[owner]
+    at = np.where(stands, positions[begin:end], 0)
+    out_context_positions_ptr.numpy()[begin:end] = at
+    out_context_slot_mapping_ptr.numpy()[begin:end] = np.where(stands, slots(owner, at), PAD_SLOT_ID)
 
-        anchor = int(positions[valid - 1]) + 1
-        at = np.arange(anchor, anchor + width)
-        block = slice(row * width, (row + 1) * width)
-        source = last_sampled_ptr if num_sampled_ptr[row] > 0 else next_prefill_tokens_ptr
-        ids[block] = parallel_drafting_token_id
-        ids[block.start] = int(source.view(-1)[request])
-        query_positions[block] = np.minimum(at, max_model_len - 1)
-        query_slots[block] = slots(row, at)
-
-        sampled = slice(row * num_speculative_steps, row * num_speculative_steps + width - first)
-        sample_indices[sampled] = np.arange(block.start + first, block.stop)
-        sample_pos[sampled] = at[first:] + (1 - first)
-        sample_requests[sampled] = request
-        starts[row] = block.start
-        seq_lens[row] = min(anchor + width, max_model_len)
-        out_temperature_ptr[request] = temperature_ptr[request]
-        out_seeds_ptr[request] = seeds_ptr[request]
-
-    count, queries = len(requests), len(requests) * width
-    starts[count : max_num_reqs + 1] = queries
-    seq_lens[count:max_num_reqs] = 0
-    unused = slice(count * num_speculative_steps, max_num_reqs * num_speculative_steps)
-    sample_indices[unused], sample_pos[unused], sample_requests[unused] = 0, 0, -1
+    anchors = positions[bounds[1:] - rejected - 1] + 1
+    at = anchors[:, None] + np.arange(width)
+    ids, starts = out_input_ids_ptr.numpy(), np.arange(0, queries, width)
+    sampled, ahead = last_sampled_ptr.numpy().reshape(-1), next_prefill_tokens_ptr.numpy().reshape(-1)
+    ids[:queries] = parallel_drafting_token_id
+    ids[starts] = np.where(num_sampled_ptr.numpy()[:count] > 0, sampled[requests], ahead[requests])
+    out_query_positions_ptr.numpy()[:queries] = np.minimum(at, max_model_len - 1).reshape(-1)
+    query_slots = out_query_slot_mapping_ptr.numpy()
+    query_slots[:queries] = slots(own[:, None], at).reshape(-1)
     query_slots[queries:max_num_tokens] = PAD_SLOT_ID
+
+    first, steps = 0 if SAMPLE_FROM_ANCHOR else 1, num_speculative_steps
+    for out, values, rest in (
+        (out_sample_indices_ptr, starts[:, None] + np.arange(first, width), 0),
+        (out_sample_pos_ptr, at[:, first:] + (1 - first), 0),
+        (out_sample_idx_mapping_ptr, np.repeat(requests[:, None], width - first, axis=1), -1),
+    ):
+        table = out.numpy()[: max_num_reqs * steps].reshape(max_num_reqs, steps)
+        table[:count, : width - first], table[count:] = values, rest
+    query_starts, seq_lens = out_query_start_loc_ptr.numpy(), out_seq_lens_ptr.numpy()
+    query_starts[:count], query_starts[count : max_num_reqs + 1] = starts, queries
+    seq_lens[:count], seq_lens[count:max_num_reqs] = np.minimum(anchors + width, max_model_len), 0
+    out_temperature_ptr.numpy()[requests] = temperature_ptr.numpy()[requests]
+    out_seeds_ptr.numpy()[requests] = seeds_ptr.numpy()[requests]
     if out_is_padding_ptr is not None:
         out_is_padding_ptr[:queries], out_is_padding_ptr[queries:max_num_tokens] = False, True
-        ids[queries:max_num_tokens], query_positions[queries:max_num_tokens] = 0, 0
+        ids[queries:max_num_tokens], out_query_positions_ptr.numpy()[queries:max_num_tokens] = 0, 0

@@ -46,31 +46,42 @@ def gumbel_sample(
     Temperature 0 takes the plain maximum. With a logits cache [requests, columns, vocabulary] each row's source logits
     are stored at its request and column first.
     """
-    requests, positions = expanded_idx_mapping_ptr.tolist(), pos_ptr.tolist()
-    temperature, seed = temp_ptr.numpy(), seeds_ptr.numpy()
-    temperatures = [float(temperature[r]) if r >= 0 else 0.0 for r in requests]
-    seeds = [int(seed[r]) if r >= 0 else 0 for r in requests]
+    requests = expanded_idx_mapping_ptr.numpy()
+    known = requests >= 0
+    heat = np.where(known, temp_ptr.numpy()[requests], np.float32(0))
+    seeds = np.where(known, seeds_ptr.numpy()[requests], 0)
     if logits_cache_ptr is not None:
         assert logits_cache_col_ptr is not None and logits_cache_source_ptr is not None
-        columns = logits_cache_col_ptr.view(-1).expand(len(requests)) if not PER_TOKEN_COL else logits_cache_col_ptr
-        for row, (request, column) in enumerate(zip(requests, columns.tolist(), strict=True)):
-            if request >= 0:
-                logits_cache_ptr[request, column, :vocab_size] = logits_cache_source_ptr[row]
-            if seeds_by_step():
-                seeds[row] ^= column << 32
-    scores = logits_ptr.float().numpy()
+        columns = np.broadcast_to(logits_cache_col_ptr.numpy().reshape(-1), requests.shape)
+        target = torch.from_numpy(requests[known]).long(), torch.from_numpy(columns[known]).long()
+        source = logits_cache_source_ptr[: len(requests)][torch.from_numpy(known), :vocab_size]
+        logits_cache_ptr[..., :vocab_size].index_put_(target, source.to(logits_cache_ptr.dtype))
+        if seeds_by_step():
+            seeds = seeds ^ (columns.astype(np.int64) << 32)
+    scores = logits_ptr.float().numpy()[:, :vocab_size]
     if USE_FP64:
         scores = scores.astype(np.float64)
-    drawn = [row for row, value in enumerate(temperatures) if value != 0]
-    if drawn:
-        scores = scores.copy()
+    if heat.any():
         if APPLY_TEMPERATURE:
-            scores[drawn] = logits_ptr.float().numpy()[drawn] / np.array(temperatures, dtype=np.float32)[drawn, None]
+            plain = logits_ptr.float().numpy()[:, :vocab_size]
+            scores = (plain / np.where(heat == 0, np.float32(1), heat)[:, None]).astype(scores.dtype, copy=False)
+        elif not USE_FP64:
+            scores = scores.copy()
         salt = DRAFT_SALT if IS_DRAFTING else 0
-        for some in _in_cache(drawn, vocab_size):
-            at = [positions[row] + salt for row in some]
-            scores[some] += noise([seeds[row] for row in some], at, vocab_size, USE_FP64)
-    store_block_winners(scores[:, :vocab_size], BLOCK_SIZE, local_argmax_ptr.numpy(), local_max_ptr.numpy())
+        add_noise(scores, heat, seeds.tolist(), (pos_ptr.numpy() + salt).tolist())
+    store_block_winners(scores, BLOCK_SIZE, local_argmax_ptr.numpy(), local_max_ptr.numpy())
+
+
+def add_noise(
+    scores: NDArray[np.floating], heat: NDArray[np.float32], seeds: Sequence[int], positions: Sequence[int]
+) -> None:
+    """Add Gumbel noise to those rows of scores [N, V] whose temperature [N] is not 0, in place."""
+    drawn, width = np.flatnonzero(heat).tolist(), scores.shape[1]
+    for some in _in_cache(drawn, width):
+        rows = slice(some[0], some[-1] + 1) if len(some) == some[-1] + 1 - some[0] else some
+        scores[rows] += noise(
+            [seeds[row] for row in some], [positions[row] for row in some], width, scores.dtype == np.float64
+        )
 
 
 def _in_cache(rows: list[int], width: int) -> Iterator[list[int]]:

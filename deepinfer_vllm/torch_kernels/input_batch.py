@@ -81,9 +81,11 @@ def combine_sampled_and_draft_tokens(
     if NUM_NEW_SAMPLED_TOKENS > 0:
         decoding = (lengths > prefill) & (lengths - logits >= prefill)
         ids[starts[decoding]] = last_sampled_tokens_ptr.view(-1).numpy()[requests[decoding]]
-    drafts = logits - NUM_NEW_SAMPLED_TOKENS
-    for i in np.flatnonzero((drafts > 0) & (lengths > prefill)) if drafts.any() else ():
-        ids[ends[i] - drafts[i] : ends[i]] = draft_tokens_ptr[requests[i], : drafts[i]].numpy()
+    drafts = np.where(lengths > prefill, logits - NUM_NEW_SAMPLED_TOKENS, 0)
+    if drafts.any():
+        step = np.arange(drafts.max())
+        there = step < drafts[:, None]
+        ids[((ends - drafts)[:, None] + step)[there]] = draft_tokens_ptr.numpy()[requests, : len(step)][there]
 
 
 def get_num_sampled_and_rejected(

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deepinfer_vllm.torch_kernels.gumbel import noise
+from deepinfer_vllm.torch_kernels.distributions import judged_tokens, rows_of
+from deepinfer_vllm.torch_kernels.gumbel import add_noise
 from deepinfer_vllm.torch_kernels.winners import best_of_blocks, store_block_winners
 
 
@@ -52,31 +53,34 @@ def resample(
     """
     if WATERMARK:
         raise NotImplementedError("Watermarks have no PyTorch kernel; leave --watermark-config away")
-    bounds = cu_num_logits_ptr.tolist()
-    winners, maxima = resampled_local_argmax_ptr.numpy(), resampled_local_max_ptr.numpy()
-    for r, step in enumerate(rejected_step_ptr.tolist()[: len(bounds) - 1]):
-        row, bonus = bounds[r] + step, bounds[r] + step == bounds[r + 1] - 1
-        request = int(expanded_idx_mapping_ptr[row])
-        temperature = float(temp_ptr[request])
-        if temperature == 0 and not bonus:
+    bounds, stands = cu_num_logits_ptr.numpy(), rejected_step_ptr.numpy()[: len(cu_num_logits_ptr) - 1]
+    rows = bounds[:-1] + stands
+    heat, bonus = temp_ptr.numpy()[expanded_idx_mapping_ptr.numpy()[rows]], rows == bounds[1:] - 1
+    chosen = np.flatnonzero((heat != 0) | bonus)
+    if not len(chosen):
+        return
+    rows, heat, bonus = rows[chosen], heat[chosen], bonus[chosen]
+    requests = expanded_idx_mapping_ptr.numpy()[rows]
+    scores = rows_of(target_logits_ptr[:, :vocab_size], rows)
+    tokens = np.where(bonus, -1, judged_tokens(draft_sampled_ptr.numpy(), rows))
+    for i in np.flatnonzero(tokens >= 0):
+        if draft_logits_ptr is None:
+            scores[i, tokens[i]] = -np.inf
             continue
-        scores = target_logits_ptr[row, :vocab_size].float().numpy()
-        token = -1 if bonus else int(draft_sampled_ptr[row + 1])
-        if token >= 0:
-            if draft_logits_ptr is None:
-                scores = np.where(np.arange(vocab_size) != token, scores, np.float32(-np.inf))
-            else:
-                draft = draft_logits_ptr[request, step, :vocab_size].float().numpy() / np.float32(temperature)
-                target = scores - np.float32(target_rejected_logsumexp_ptr[r])
-                if USE_BLOCK_VERIFICATION and step > 0:
-                    assert cumulative_log_p_ptr is not None
-                    target = target + np.float32(cumulative_log_p_ptr[row - 1])
-                scores = _excess(target, draft - np.float32(draft_rejected_logsumexp_ptr[r]))
-        if USE_FP64:
-            scores = scores.astype(np.float64)
-        if temperature != 0:
-            scores = scores + noise([int(seed_ptr[request])], [int(pos_ptr[row])], vocab_size, USE_FP64)[0]
-        store_block_winners(scores[None], BLOCK_SIZE, winners[r : r + 1], maxima[r : r + 1])
+        r, step = chosen[i], stands[chosen[i]]
+        draft = draft_logits_ptr[requests[i], step, :vocab_size].float().numpy() / heat[i]
+        target = scores[i] - target_rejected_logsumexp_ptr.numpy()[r]
+        if USE_BLOCK_VERIFICATION and step > 0:
+            assert cumulative_log_p_ptr is not None
+            target = target + cumulative_log_p_ptr.numpy()[rows[i] - 1]
+        scores[i] = _excess(target, draft - draft_rejected_logsumexp_ptr.numpy()[r])
+    if USE_FP64:
+        scores = scores.astype(np.float64)
+    add_noise(scores, heat, seed_ptr.numpy()[requests].tolist(), pos_ptr.numpy()[rows].tolist())
+    winners, maxima = resampled_local_argmax_ptr.numpy(), resampled_local_max_ptr.numpy()
+    found = winners[chosen], maxima[chosen]
+    store_block_winners(scores, BLOCK_SIZE, *found)
+    winners[chosen], maxima[chosen] = found
 
 
 def _excess(target: NDArray[np.float32], draft: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -101,11 +105,10 @@ def insert_resampled(
     PADDED_RESAMPLE_NUM_BLOCKS: int,
 ) -> None:
     """Put the token drawn by `resample` after the drafts that stand, and count it in num_sampled [R]."""
-    bounds = cu_num_logits_ptr.tolist()
-    best = best_of_blocks(resampled_local_argmax_ptr.numpy(), resampled_local_max_ptr.numpy())
-    for r, stands in enumerate(num_sampled_ptr.tolist()[: len(bounds) - 1]):
-        row = bounds[r] + stands
-        num_sampled_ptr[r] = stands + 1
-        if float(temp_ptr[int(expanded_idx_mapping_ptr[row])]) == 0 and row != bounds[r + 1] - 1:
-            continue
-        sampled_ptr[r, stands] = best[r]
+    bounds, stands = cu_num_logits_ptr.numpy(), num_sampled_ptr.numpy()[: len(cu_num_logits_ptr) - 1]
+    rows = bounds[:-1] + stands
+    greedy = temp_ptr.numpy()[expanded_idx_mapping_ptr.numpy()[rows]] == 0
+    drawn = np.flatnonzero(~greedy | (rows == bounds[1:] - 1))
+    best = best_of_blocks(resampled_local_argmax_ptr.numpy()[drawn], resampled_local_max_ptr.numpy()[drawn])
+    sampled_ptr.numpy()[drawn, stands[drawn]] = best
+    stands += 1

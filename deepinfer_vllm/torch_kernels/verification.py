@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from deepinfer_vllm.torch_kernels.distributions import Distributions, draft_rows, judged_tokens
 from deepinfer_vllm.torch_kernels.gumbel import seeds_by_step
-from deepinfer_vllm.torch_kernels.logit_sums import Distributions
 from deepinfer_vllm.torch_kernels.philox import uniform
 from deepinfer_vllm.torch_kernels.registry import by_name
 from deepinfer_vllm.torch_kernels.winners import best_of_blocks
@@ -110,68 +110,40 @@ def rejection(
         draft_local_max_ptr,
         draft_local_sumexp_ptr,
     )
-    sampled, bounds = sampled_ptr.numpy(), cu_num_logits_ptr.tolist()
-    drafts, positions = draft_sampled_ptr.tolist(), pos_ptr.tolist()
-    for r, request in enumerate(idx_mapping_ptr.tolist()):
-        rows = slice(bounds[r], bounds[r + 1] - 1)
-        tokens, places = drafts[rows.start + 1 : rows.stop + 1], positions[rows]
-        temperature, seed = float(temp_ptr[request]), int(seed_ptr[request])
-        rates = None if synthetic_conditional_rates_ptr is None else synthetic_conditional_rates_ptr.tolist()
-        lucky = rates and [uniform(seed, p) < np.float32(rate) for p, rate in zip(places, rates, strict=False)]
-        decided = None  # the row whose sums are asked for
-        if temperature == 0:
-            best = best_of_blocks(target_local_argmax_ptr.numpy()[rows], target_local_max_ptr.numpy()[rows])
-            stands = _greedy(sampled[r], tokens, best, lucky)
-        elif USE_BLOCK_VERIFICATION:
-            assert cumulative_log_p_ptr is not None
-            ratios = np.exp(cumulative_log_p_ptr.numpy()[rows])
-            stands = _block(sampled[r], tokens, ratios, rows.start, given, local_residual_mass_ptr, seed, places)
-            decided = rows.start + stands if stands < len(tokens) else None
-        else:
-            if lucky is None:
-                lucky = _likely(tokens, rows.start, given, request, temperature, seed, places)
-            stands = _leading(tokens, lucky)
-            judged = [token for token in tokens[: stands + 1] if token >= 0]
-            sampled[r, : len(judged)] = judged
-            decided = rows.start + len(judged) - 1 if judged else None
-        rejected_steps_ptr[r] = stands
-        target_rejected_logsumexp_ptr[r] = 0.0 if decided is None else float(given.target_log_sum(decided))
-        draft_rejected_logsumexp_ptr[r] = 0.0 if decided is None else float(given.draft_log_sum(decided))
-
-
-def _greedy(out: NDArray[np.int64], tokens: list[int], best: list[int], lucky: list[bool] | None) -> int:
-    """How many stand; these and the best token in place of the first that falls are written."""
-    stands = _leading(tokens, [t == b for t, b in zip(tokens, best, strict=True)] if lucky is None else lucky)
-    written = tokens[:stands] + best[stands : stands + 1]
-    out[: len(written)] = written
-    return stands
-
-
-def _leading(tokens: list[int], lucky: list[bool]) -> int:
-    """How many tokens before the first that is -1 or not lucky."""
-    falls = (i for i, (token, luck) in enumerate(zip(tokens, lucky, strict=False)) if token < 0 or not luck)
-    return next(falls, len(tokens))
-
-
-def _likely(
-    tokens: list[int],
-    start: int,
-    given: Distributions,
-    request: int,
-    temperature: float,
-    seed: int,
-    places: list[int],
-) -> list[bool]:
-    """Whether each token passes the ratio test p > u * q, up to the first that does not."""
-    passed = []
-    for i, token in enumerate(tokens):
-        if token < 0:
-            break
-        q = given.draft_log_p(start + i, request, i, token, temperature)
-        passed.append(bool(given.target_log_p(start + i, token) > np.log(uniform(seed, places[i])) + q))
-        if not passed[-1]:
-            break
-    return passed + [False] * (len(tokens) - len(passed))
+    sampled, requests = sampled_ptr.numpy(), idx_mapping_ptr.numpy()
+    rows, there = draft_rows(cu_num_logits_ptr.numpy(), sampled.shape[1] - 1)
+    tokens, places = judged_tokens(draft_sampled_ptr.numpy(), rows), pos_ptr.numpy()[rows]
+    heat, seeds = temp_ptr.numpy()[requests, None], seed_ptr.numpy()[requests, None]
+    greedy, valid, column = heat == 0, there & (tokens >= 0), np.arange(rows.shape[1])
+    best = best_of_blocks(target_local_argmax_ptr.numpy(), target_local_max_ptr.numpy())[rows]
+    if synthetic_conditional_rates_ptr is not None:
+        passes = uniform(seeds, places) < synthetic_conditional_rates_ptr.numpy()[: len(column)]
+    else:
+        passes, drawn = tokens == best, valid & ~greedy
+        if not USE_BLOCK_VERIFICATION and drawn.any():
+            of, step = np.nonzero(drawn)
+            at, drafted = rows[drawn], tokens[drawn]
+            q = given.draft_log_p(at, requests[of], step, drafted, heat[of, 0])
+            passes[drawn] = given.target_log_p(at, drafted) > np.log(uniform(seeds[of, 0], places[drawn])) + q
+    stands = np.logical_and.accumulate(valid & passes, axis=1).sum(1)
+    last = column == stands[:, None]
+    written = (last | (column < stands[:, None])) & np.where(greedy, there, valid)
+    np.copyto(sampled[:, :-1], np.where(greedy & last, best, tokens), where=written)
+    decided = np.where(~greedy[:, 0] & written.any(1), rows[:, 0] + written.sum(1) - 1, -1)
+    if USE_BLOCK_VERIFICATION:
+        assert cumulative_log_p_ptr is not None
+        for r in np.flatnonzero(~greedy[:, 0]):
+            own = there[r]
+            ratios = np.exp(cumulative_log_p_ptr.numpy()[rows[r, own]])
+            block = tokens[r, own].tolist(), ratios, int(rows[r, 0])
+            stands[r] = _block(sampled[r], *block, given, local_residual_mass_ptr, seeds[r, 0], places[r])
+            decided[r] = rows[r, 0] + stands[r] if stands[r] < own.sum() else -1
+    rejected_steps_ptr.numpy()[:] = stands
+    for out, sums in (
+        (target_rejected_logsumexp_ptr, given.target_log_sums),
+        (draft_rejected_logsumexp_ptr, given.draft_log_sums),
+    ):
+        out.numpy()[:] = np.where(decided >= 0, sums[decided], 0)
 
 
 def _block(
@@ -181,10 +153,12 @@ def _block(
     start: int,
     given: Distributions,
     residual: torch.Tensor | None,
-    seed: int,
-    places: list[int],
+    seed: np.int64,
+    places: NDArray[np.int64],
 ) -> int:
     """How many stand when the longest prefix that passes its own test does; the tokens up to a -1 are written."""
+    steps = np.arange(len(tokens))
+    draws = uniform(seed ^ (steps << 32) if seeds_by_step() else np.array(seed), places[: len(tokens)])
     stands = 0
     for i, token in enumerate(tokens):
         if token < 0:
@@ -195,9 +169,10 @@ def _block(
             if residual is not None:
                 mass = residual[start + i + 1].numpy().sum()
             else:
-                mass = ratios[i] * (np.float32(1) - np.exp(given.target_log_p(start + i + 1, following)))
+                p = np.exp(given.target_log_p(np.array(start + i + 1), np.array(following)))
+                mass = ratios[i] * (np.float32(1) - p)
             whole = mass + np.float32(1) - ratios[i]
             threshold = mass / whole if whole > 0 else np.float32(1)
-        if uniform(seed ^ (i << 32) if seeds_by_step() else seed, places[i]) <= threshold:
+        if draws[i] <= threshold:
             stands = i + 1
     return stands

@@ -1,7 +1,5 @@
 """The largest of a row's scores: by block of the vocabulary, as kernels leave it, and among the blocks."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +15,9 @@ def store_block_winners(
         winners[:, block], maxima[:, block] = best + start, part[rows, best]
 
 
-def best_of_blocks(winners: NDArray[np.integer], maxima: NDArray[np.floating]) -> list[Any]:
+def best_of_blocks(winners: NDArray[np.integer], maxima: NDArray[np.floating]) -> NDArray[np.integer]:
     """The winner [N] of the block with the largest maximum, of [N, B] each; NaN never leads."""
+    if winners.shape[1] == 1:
+        return winners[:, 0]
     block = np.where(np.isnan(maxima), -np.inf, maxima).argmax(-1)
-    best: list[Any] = winners[np.arange(len(winners)), block].tolist()
-    return best
+    return winners[np.arange(len(winners)), block]

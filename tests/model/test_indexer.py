@@ -65,6 +65,18 @@ def test_the_batch_and_its_cuts_do_not_matter() -> None:
         at += end - start
 
 
+@pytest.mark.parametrize("block_bytes", [0, 4 * 3 * 2 * 34 * 64, 1 << 30])  # each alone, some, all
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_who_is_scored_together_does_not_matter(ratio: int, block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, requests = make(ratio), list(range(len(BATCH)))
+    usual, first, second = made.run(BATCH, requests)
+    monkeypatch.setattr(module, "KEY_BLOCK_BYTES", block_bytes)
+    step, *selected = made.run(BATCH, requests)
+    assert selected == [first, second]
+    assert step.candidates is not None and usual.candidates is not None
+    assert torch.equal(step.candidates, usual.candidates)
+
+
 def test_the_newest_block_is_pinned() -> None:
     made = make(blocks=2)
     step, _, _ = made.run([(0, 40)], [0])

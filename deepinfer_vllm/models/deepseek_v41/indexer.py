@@ -7,6 +7,9 @@ Two levels: the candidate source also ranks blocks of `candidate_block_size` row
 `candidate_topk_blocks` best, the newest block always among them; later index sources choose inside those blocks only.
 """
 
+from collections.abc import Iterator
+from typing import TypeAlias
+
 import torch
 from torch import nn
 from vllm.model_executor.layers.linear import ReplicatedLinear
@@ -28,7 +31,14 @@ CHUNK_TOKENS = 64
 """Most tokens of a chunk: enough for a wide product."""
 
 KEY_BLOCK_BYTES = 4 << 20
-"""One chunk's products with a block of keys, all heads: they stay in a cache until they are summed over the heads."""
+"""One chunk's products with a block of keys, all heads: they stay in a cache until they are summed over the heads. Also
+those of several requests that are scored together: beyond, each has enough work of its own."""
+
+Part: TypeAlias = "slice | torch.Tensor"
+"""Tokens of a step."""
+
+Asked = tuple[int, int, int]
+"""A request and the range of its tokens that see more rows than are selected."""
 
 
 class Indexer(nn.Module):
@@ -86,11 +96,55 @@ class Indexer(nn.Module):
             return
         query = self.numerics.index(rotate(self.wq_b(q_low).view(-1, self.heads, self.dim), rotary))
         weight = self.weights_proj(x).float() * (self.dim * self.heads) ** -0.5
+        asked = list[Asked]()
         for request, (start, end) in enumerate(step.spans):
             first_position = step.seq_lens[request] - (end - start)
             begin = start + max(0, (unscored + 1) * ratio - 1 - first_position)
             if begin < end:
-                self._score_request(request, begin, end, query, weight, visible, rows, step)
+                asked.append((request, begin, end))
+        for group in self._groups(asked, step):
+            if len(group) == 1:
+                self._score_request(*group[0], query, weight, visible, rows, step)
+            else:
+                self._score_together(group, query, weight, visible, rows, step)
+
+    def _groups(self, asked: list[Asked], step: Step) -> Iterator[list[Asked]]:
+        """Requests to score together: as many as have their products within KEY_BLOCK_BYTES, all as large as the
+        largest."""
+        group, tokens, num_rows = list[Asked](), 0, 0
+        for request, begin, end in asked:
+            wider = max(tokens, end - begin), max(num_rows, step.seq_lens[request] // self.role.ratio)
+            if group and 4 * self.heads * (len(group) + 1) * wider[0] * wider[1] > KEY_BLOCK_BYTES:
+                yield group
+                group, wider = [], (end - begin, step.seq_lens[request] // self.role.ratio)
+            group.append((request, begin, end))
+            tokens, num_rows = wider
+        if group:
+            yield group
+
+    def _score_together(
+        self,
+        group: list[Asked],
+        query: torch.Tensor,
+        weight: torch.Tensor,
+        visible: torch.Tensor,
+        rows: PagedCache,
+        step: Step,
+    ) -> None:
+        """Select for all tokens of some requests at once; short requests repeat their last token and their last row."""
+        request, begin, end = torch.tensor(group, device=visible.device).unsqueeze(-1).unbind(1)
+        there = torch.tensor([step.seq_lens[r] // self.role.ratio for r, _, _ in group], device=visible.device)
+        index = torch.arange(int(there.max()), device=visible.device)
+        first = rows.kv_cache.shape[-1] - self.dim
+        row = index.minimum(there.unsqueeze(-1) - 1)
+        keys = rows.read(step.tables[rows.name], request, row, first=first).float()
+        place = begin + torch.arange(max(e - b for _, b, e in group), device=visible.device)
+        tokens = place.minimum(end - 1)
+        products = torch.bmm(query[tokens].float().flatten(1, 2), keys.transpose(1, 2)).relu_()
+        products = products.view(-1, self.heads, len(index))
+        scores = torch.bmm(weight[tokens].view(-1, 1, self.heads), products).squeeze(1)
+        own = (place < end).flatten()
+        self._choose(scores[own], tokens.flatten()[own], visible, step)
 
     def _score_request(
         self,
@@ -104,7 +158,6 @@ class Indexer(nn.Module):
         step: Step,
     ) -> None:
         """Select for tokens begin..end of one request, a chunk at a time."""
-        assert step.selected is not None
         num_rows = step.seq_lens[request] // self.role.ratio
         index = torch.arange(num_rows, device=visible.device)
         owner = torch.full_like(index, request)
@@ -114,17 +167,23 @@ class Indexer(nn.Module):
         for low in range(begin, end, chunk):
             part = slice(low, min(low + chunk, end))
             seen = (step.seq_lens[request] - (last - part.stop)) // self.role.ratio  # by the chunk's last token
-            scores = head_sum(query[part].float(), weight[part], keys[:seen])
-            scores.masked_fill_(index[:seen] >= visible[part].unsqueeze(-1), float("-inf"))
-            if self.role.publishes_candidates:
-                self._publish(scores, visible[part], part, step)
-            elif self.role.uses_candidates:
-                self._narrow(scores, part, step)
-            k = min(step.selected.shape[1], seen)
-            best = stable_topk(scores, k)
-            step.selected[part, :k] = ascending(best, scores.gather(-1, best) > float("-inf"))
+            self._choose(head_sum(query[part].float(), weight[part], keys[:seen]), part, visible, step)
 
-    def _publish(self, scores: torch.Tensor, visible: torch.Tensor, part: slice, step: Step) -> None:
+    def _choose(self, scores: torch.Tensor, part: Part, visible: torch.Tensor, step: Step) -> None:
+        """Set `step.selected` and `step.candidates` of some tokens by their scores [t, rows], which are used up."""
+        assert step.selected is not None
+        seen = scores.shape[-1]
+        index = torch.arange(seen, device=visible.device)
+        scores.masked_fill_(index >= visible[part].unsqueeze(-1), float("-inf"))
+        if self.role.publishes_candidates:
+            self._publish(scores, visible[part], part, step)
+        elif self.role.uses_candidates:
+            self._narrow(scores, part, step)
+        k = min(step.selected.shape[1], seen)
+        best = stable_topk(scores, k)
+        step.selected[part, :k] = ascending(best, scores.gather(-1, best) > float("-inf"))
+
+    def _publish(self, scores: torch.Tensor, visible: torch.Tensor, part: Part, step: Step) -> None:
         """Keep the best blocks of the tokens that see more blocks than are kept."""
         assert step.candidates is not None
         num_blocks = -(-scores.shape[-1] // self.block_size)
@@ -138,7 +197,7 @@ class Indexer(nn.Module):
         ranked = ascending(kept, best.gather(-1, kept) > float("-inf"))
         step.candidates[part] = ranked.masked_fill_((newest < self.blocks).unsqueeze(-1), -1)
 
-    def _narrow(self, scores: torch.Tensor, part: slice, step: Step) -> None:
+    def _narrow(self, scores: torch.Tensor, part: Part, step: Step) -> None:
         """Put the rows outside a token's candidate blocks out of reach, in place."""
         if step.candidates is None or step.candidates.shape[-1] == 0:
             return
