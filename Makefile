@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-kvstore bench-router gpu-pack soak lmcache wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router gpu-pack soak lmcache wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ doctor: $(INSTALLED) ## what works in .venv, and what would run
 
 bench-model: $(INSTALLED) ## speed of the model beside what this machine can do; 20 minutes, 8 GB of memory, 3 GB of disk
 	$(BIN)/python benchmarks/model.py
+
+bench-dspark: $(INSTALLED) ## speed with drafts beside none on a tiny trained pair, and what the budget does; 20 minutes
+	@missed=0; for part in $(sort $(wildcard benchmarks/dspark*.py)); do $(BIN)/python $$part || missed=1; done; exit $$missed
 
 bench-kvstore: $(INSTALLED) ## speed of the KV store: transfers, CHECK, erasure coding, inside an engine; 25 minutes, 8 GB of memory, 6 GB of disk
 	@missed=0; for part in $(sort $(wildcard benchmarks/kvstore*.py)); do $(BIN)/python $$part || missed=1; done; exit $$missed

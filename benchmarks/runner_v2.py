@@ -9,15 +9,14 @@ Example: python benchmarks/runner_v2.py --rounds 9
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from child import Child, answer
 from facts import facts
 
 LLAMA = {
@@ -69,7 +68,7 @@ def serve_rounds(model: str) -> None:
         skip_tokenizer_init=True,
         load_format="dummy" if model.endswith("llama") else "auto",
     )
-    print("ready", flush=True)
+    answer()
     for line in sys.stdin:
         batch, temperature, tokens = line.split()
         prompts = [{"prompt_token_ids": list(range(10 + i, 26 + i))} for i in range(int(batch))]
@@ -78,57 +77,40 @@ def serve_rounds(model: str) -> None:
         )
         started, used = time.perf_counter(), time.process_time()
         llm.generate(prompts, sampling, use_tqdm=False)
-        print(f"seconds {time.perf_counter() - started} {time.process_time() - used}", flush=True)
+        answer(f"{time.perf_counter() - started} {time.process_time() - used}")
 
 
-class Runner:
+def start(version: str, model: Path) -> Child:
     """A runner's process."""
+    environment = {
+        "VLLM_USE_V2_MODEL_RUNNER": RUNNERS[version],
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+    child = Child([__file__, "--serve", str(model)], environment)
+    child.ready()
+    return child
 
-    def __init__(self, version: str, model: Path) -> None:
-        environment = {
-            **os.environ,
-            "VLLM_USE_V2_MODEL_RUNNER": RUNNERS[version],
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "OMP_NUM_THREADS": "1",
-            "TORCH_COMPILE_DISABLE": "1",
-        }
-        command = [sys.executable, __file__, "--serve", str(model)]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
-        self._read("ready")
 
-    def _read(self, word: str) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(word):
-                return line[len(word) :].strip()
-        raise RuntimeError("The engine's process ended; run `--serve MODEL` by hand to see why")
-
-    def rates(self, batch: int, temperature: float, tokens: int) -> dict[str, float]:
-        """Tokens a second of one round, by clock and by processor time."""
-        assert self.process.stdin is not None
-        print(batch, temperature, tokens, file=self.process.stdin, flush=True)
-        clock, processor = map(float, self._read("seconds").split())
-        return {"clock": batch * tokens / clock, "processor": batch * tokens / processor}
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+def rates(runner: Child, batch: int, temperature: float, tokens: int) -> dict[str, float]:
+    """Tokens a second of one round, by clock and by processor time."""
+    clock, processor = map(float, runner.ask(f"{batch} {temperature} {tokens}").split())
+    return {"clock": batch * tokens / clock, "processor": batch * tokens / processor}
 
 
 def measure(name: str, model: Path, rounds: int) -> list[dict[str, Any]]:
     """Every workload on one model: rates of all rounds, and their ratios."""
-    runners = {version: Runner(version, model) for version in RUNNERS}
+    runners = {version: start(version, model) for version in RUNNERS}
     results = []
     for batch, temperature in WORKLOADS:
         found: dict[str, list[dict[str, float]]] = {version: [] for version in runners}
         for number in range(rounds + 1):  # the first warms up
             for version, runner in runners.items():
-                rates = runner.rates(batch, temperature, TOKENS[name])
+                rate = rates(runner, batch, temperature, TOKENS[name])
                 if number:
-                    found[version].append(rates)
+                    found[version].append(rate)
         pairs = list(zip(found["V1"], found["V2"], strict=True))
         ratio = {by: statistics.median(v2[by] / v1[by] for v1, v2 in pairs) for by in ("clock", "processor")}
         workload = {"model": name, "batch": batch, "temperature": temperature}

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
+    "dspark.py",
     "kvstore.py",
     "kvstore_ec.py",
     "kvstore_engine.py",
@@ -40,6 +41,9 @@ def test_help_has_an_example(script: str) -> None:
         (["model.py", "--preset", "tiny"], "do not fit the 8192 positions of --preset tiny: add --quick"),
         (["model.py", "--dtype", "bfloat16"], "must name float32"),
         (["runner_v2.py", "--rounds", "0"], "--rounds 0: must be at least 1"),
+        (["dspark.py", "--batch", "1", "0"], "--batch 0: must lie in 1..256"),
+        (["dspark.py", "--tokens", "2000"], "--tokens 2000: must lie in 1..896"),
+        (["dspark.py", "--checkpoint", "/no/such/directory"], "has no config.json"),
         (["kvstore.py", "--sessions", "0"], "--sessions 0: must be at least 1"),
         (["kvstore.py", "--rounds", "9"], "4974 MiB on disk, at most 2048: take fewer --rounds or --blocks"),
         (["kvstore_ec.py", "--rounds", "1"], "--rounds 1: must be at least 2"),

@@ -1,0 +1,81 @@
+"""One of the engines, in a process of its own and on one core."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from child import Child, answer
+
+DRAFTS = 5
+MODES = {"none": "no drafts", "fixed": f"{DRAFTS} drafts", "auto": "budget"}
+"""How an engine drafts: not at all, always and all verified, or as our budget decides."""
+PREFIX = "vllm:deepinfer_dspark_"
+
+
+def start(script: str, mode: str, checkpoint: Path, batch: int, tokens: int) -> Child:
+    """An engine for batches of at most `batch` and texts of at most `tokens`."""
+    environment = {
+        "DEEPINFER_VLLM_MODEL": "portable",
+        "DEEPINFER_VLLM_DSPARK_BUDGET": "auto" if mode == "auto" else "fixed",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCH_COMPILE_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    return Child([script, "--serve", mode, str(checkpoint), str(batch), str(tokens)], environment)
+
+
+def serve(mode: str, checkpoint: str, batch: int, tokens: int) -> None:
+    """In the engine's process: answer each line {"prompts": token ids, "tokens": count} with what it took and did."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    from vllm import LLM, SamplingParams
+
+    drafting = {} if mode == "none" else {"speculative_config": {"method": "dspark", "num_speculative_tokens": DRAFTS}}
+    llm = LLM(
+        checkpoint,
+        dtype="float32",
+        enforce_eager=True,
+        kv_cache_memory_bytes=256 << 20,
+        block_size=32,
+        max_num_seqs=batch,
+        max_model_len=tokens,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        disable_log_stats=False,
+        **drafting,
+    )
+    answer()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
+        params = SamplingParams(temperature=0, max_tokens=asked["tokens"], ignore_eos=True, detokenize=False)
+        before, clock, processor = counts(llm), time.perf_counter(), time.process_time()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        took = {"clock": time.perf_counter() - clock, "processor": time.process_time() - processor}
+        after = counts(llm)
+        answer(
+            json.dumps(
+                {
+                    **took,
+                    "answers": [list(output.outputs[0].token_ids) for output in outputs],
+                    "counts": {name: after[name] - before.get(name, 0) for name in after},
+                }
+            )
+        )
+
+
+def counts(llm: Any) -> dict[str, int]:
+    """The engine's counters of drafting, those by position as `name/position`."""
+    found = {}
+    for metric in llm.get_metrics():
+        if metric.name.startswith(PREFIX) and type(metric).__name__ == "Counter":
+            position = metric.labels.get("position")
+            name = metric.name[len(PREFIX) :]
+            found[name if position is None else f"{name}/{position}"] = int(metric.value)
+    return found
