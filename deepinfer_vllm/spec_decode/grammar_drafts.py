@@ -18,6 +18,8 @@ from deepinfer_vllm.spec_decode.grammar_state import GrammarState
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+    from deepinfer_vllm.spec_decode.stats import DraftStats
+
 
 class GrammarDrafts:
     """The masks on a worker's drafts. While no request has a grammar every call returns at once.
@@ -37,6 +39,8 @@ class GrammarDrafts:
         """The states by row of the batch that is being drafted for."""
         self._forced: list[tuple[int, int]] = []
         """Rows and positions of the block at which there was one token to choose from."""
+        self._told = (0, 0)
+        """What of the counts is in the metrics."""
 
     def mask(self, step: int, logits: torch.Tensor, slots: torch.Tensor) -> None:
         """Drop from `logits` [R, vocabulary], in place, what the grammars forbid at draft position `step`.
@@ -65,14 +69,18 @@ class GrammarDrafts:
         for row, state in self._block.items():
             state.draft(drawn[row])
 
-    def ensure(self, confidences: torch.Tensor) -> None:
-        """Make those of `confidences` [R, S] 1, in place, at whose positions the block's grammars left one token.
+    def ended(self, confidences: torch.Tensor, stats: DraftStats | None) -> None:
+        """The block is drafted. Make those of its `confidences` [R, S] 1, in place, where a grammar left one token.
 
         The target's mask leaves it the same one, so such a draft stands if those before it do.
         """
         if self.requests and self._forced:
             rows, steps = zip(*self._forced, strict=True)
             confidences[list(rows), list(steps)] = 1.0
+        counts = self.masked_drafts, self.requests.unmasked
+        if stats is not None and counts != self._told:
+            stats.masked(counts[0] - self._told[0], counts[1] - self._told[1])
+            self._told = counts
 
 
 def single(bitmasks: torch.Tensor) -> list[bool]:

@@ -15,6 +15,7 @@ COUNTERS = {
     "withheld_steps": "Steps that drafted none, because it would not have paid.",
     "drafted_tokens": "Tokens drafted.",
     "masked_tokens": "Tokens of these that were drawn under their request's grammar.",
+    "unmasked_requests": "Requests whose structured outputs drafts do not follow: of another backend than xgrammar.",
     "verifications": "Requests, step by step, that had a token sampled: with the drafts accepted they make the tokens.",
 }
 POSITION_COUNTERS = {

@@ -25,8 +25,8 @@ class Grammar(Protocol):
     def drafted(self, step: int, tokens: torch.Tensor) -> None:
         """Tokens [R] int64 that were drafted at position `step`, for the slots of the `mask` before."""
 
-    def ensure(self, confidences: torch.Tensor) -> None:
-        """Set confidences [R, S] of the block just drafted to 1, in place, where a draft had no alternative."""
+    def ended(self, confidences: torch.Tensor, stats: DraftStats | None) -> None:
+        """The block is drafted. Set its confidences [R, S] to 1, in place, where a draft had no alternative."""
 
 
 class Trace(Protocol):
@@ -120,8 +120,8 @@ class HostSpeculator(DSparkSpeculator):
         if not self.drafting:
             return
         super()._generate_draft(*args, **kwargs)
-        if self.grammar is not None and self.draft_token_confidence_probs is not None:
-            self.grammar.ensure(self.draft_token_confidence_probs)
+        if self.grammar is not None:
+            self.grammar.ended(self.draft_token_confidence_probs, self.stats)
 
     def _sample_logits(
         self, logits: torch.Tensor, idx_map: torch.Tensor, sample_pos: torch.Tensor, step: int

@@ -41,13 +41,17 @@ class DraftStats:
         counts = np.bincount(ends, minlength=self._positions + 1)
         self._ends[name] = self._ends[name] + counts if name in self._ends else counts
 
-    def drafted(self, requests: int, masked_tokens: int = 0) -> None:
-        """A draft block ran for that many requests; so many of its tokens were drawn under a grammar."""
+    def drafted(self, requests: int) -> None:
+        """A draft block ran for that many requests."""
         self.gauges["drafting"] = 1.0
         self._count("draft_steps", 1)
         self._count("drafted_tokens", requests * self._positions)
-        if masked_tokens:
-            self._count("masked_tokens", masked_tokens)
+
+    def masked(self, tokens: int, unmasked_requests: int) -> None:
+        """So many tokens were drawn under a grammar, and so many more requests have one that drafts do not keep to."""
+        if tokens or unmasked_requests:
+            self._count("masked_tokens", tokens)
+            self._count("unmasked_requests", unmasked_requests)
 
     def withheld(self) -> None:
         """A step that could have drafted did not, because it would not have paid."""

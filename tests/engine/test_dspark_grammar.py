@@ -74,6 +74,7 @@ def engine(directory: Path, *, drafts: bool = True, masks: bool = True, **args: 
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+        patch.setenv("DEEPINFER_VLLM_DSPARK_BUDGET", "fixed")  # a budget goes by the clock
         patch.setenv("DEEPINFER_VLLM_DSPARK_GRAMMAR", str(int(masks)))
         backend = EngineBackend(
             directory, "float32", "plain", speculative_config=speculative if drafts else None, **{**defaults, **args}

@@ -29,7 +29,9 @@ def test_a_quiet_worker_reports_nothing() -> None:
 
 def test_a_step_reports_once_in_plain_values() -> None:
     stats = DraftStats(POSITIONS)
-    stats.drafted(3, masked_tokens=2)
+    stats.drafted(3)
+    stats.masked(2, 0)
+    stats.masked(0, 0)
     step(stats, [5, 2, 0], [3, 2, 0])
     stats.timed(0.25, 0.5)
     report = stats.take()
@@ -38,6 +40,7 @@ def test_a_step_reports_once_in_plain_values() -> None:
             "draft_steps": 1,
             "drafted_tokens": 15,
             "masked_tokens": 2,
+            "unmasked_requests": 0,
             "verifications": 3,
             "verified_tokens": [2, 2, 1, 1, 1],
             "accepted_tokens": [2, 2, 1, 0, 0],
@@ -112,7 +115,8 @@ def test_metrics_add_reports_up_by_engine(published: metrics.DraftMetrics) -> No
 
 def test_every_name_a_worker_reports_is_a_metric() -> None:
     stats = DraftStats(POSITIONS)
-    stats.drafted(1, masked_tokens=1)
+    stats.drafted(1)
+    stats.masked(1, 2)
     stats.withheld()
     step(stats, [1], [1])
     stats.timed(1.0, 1.0)

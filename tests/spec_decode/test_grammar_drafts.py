@@ -13,6 +13,7 @@ import torch
 from deepinfer_vllm.spec_decode import grammar_compiler
 from deepinfer_vllm.spec_decode.grammar_compiler import FAILED, PENDING, READY
 from deepinfer_vllm.spec_decode.grammar_drafts import GrammarDrafts, single
+from deepinfer_vllm.spec_decode.stats import DraftStats
 from deepinfer_vllm.torch_kernels.bits import pack_bits
 from grammar_case import STEPS, Worker, engine_config, structured
 
@@ -119,11 +120,15 @@ def test_drafts_without_an_alternative_are_sure(worker: Worker, tokenizer: Any) 
     worker.add("a", 0, structured(tokenizer, regex="QZ[jx]"), PROMPT)
     worker.compiled("a")
     confidences = torch.full((4, STEPS), 0.5)
+    stats = DraftStats(STEPS)
     worker.draft([None, "a"], noise(2, len(tokenizer)))
-    worker.drafts.ensure(confidences)
+    worker.drafts.ended(confidences, stats)
     assert confidences.tolist() == [[0.5] * 4, [1, 1, 0.5, 1], [0.5] * 4, [0.5] * 4]
+    worker.add("b", 3, structured(tokenizer, "guidance", regex="QZ[jx]"), PROMPT)
+    worker.drafts.ended(confidences, stats)
+    assert stats.take()["counters"] == {"masked_tokens": 4, "unmasked_requests": 1}
     worker.drafts.requests.finish(["a"])
-    worker.drafts.ensure(confidences.fill_(0.5))
+    worker.drafts.ended(confidences.fill_(0.5), None)
     assert (confidences == 0.5).all()
 
 
