@@ -10,6 +10,7 @@ def provide_dspark() -> None:
 
     if current_platform.is_cpu():
         _choose_v2()
+        _need_no_graphs()
         _build_ours(type(current_platform))
 
 
@@ -31,6 +32,33 @@ def _choose_v2() -> None:
 
     chosen_for_dspark.deepinfer_dspark = True  # type: ignore[attr-defined]
     VllmConfig.use_v2_model_runner = property(chosen_for_dspark)
+
+
+def _need_no_graphs() -> None:
+    """Take `enable_adaptive_verification` for what our verifier does anyway; vLLM refuses it without CUDA graphs."""
+    from vllm.config import VllmConfig
+
+    from deepinfer_vllm import envs
+
+    validate = VllmConfig._validate_adaptive_verification
+    if hasattr(validate, "deepinfer_dspark"):
+        return
+
+    @functools.wraps(validate)
+    def validate_or_take_over(self: Any) -> None:
+        speculative = self.speculative_config
+        asked = speculative is not None and speculative.enable_adaptive_verification
+        if asked and speculative.method == "dspark":
+            if envs.DEEPINFER_VLLM_DSPARK_BUDGET == "fixed":
+                raise ValueError(
+                    "enable_adaptive_verification=true in --speculative-config asks for what "
+                    "DEEPINFER_VLLM_DSPARK_BUDGET=fixed switches off. Leave one of them out"
+                )
+            speculative.enable_adaptive_verification = False
+        validate(self)
+
+    validate_or_take_over.deepinfer_dspark = True  # type: ignore[attr-defined]
+    VllmConfig._validate_adaptive_verification = validate_or_take_over
 
 
 def _build_ours(platform: Any) -> None:

@@ -33,6 +33,7 @@ def start(runner: Any, extra: tuple[None, ...]) -> HostVerifier | None:
     `extra`: see `HostVerifier`. Every tensor-parallel rank must call it.
     """
     speculator, config, ranks = runner.speculator, runner.vllm_config, get_tp_group()
+    warn_of_another_block(speculator)
     settings = Settings.read(current=True)
     speculator.stats = stats = DraftStats(speculator.num_speculative_steps)
     calibration = load_calibration(settings.calibration, config) if speculator.use_confidence_head else None
@@ -64,6 +65,20 @@ def start(runner: Any, extra: tuple[None, ...]) -> HostVerifier | None:
     verifier.listeners, verifier.stats = told, stats
     speculator.decider = runner.adaptive_verification = verifier
     return verifier
+
+
+def warn_of_another_block(speculator: Any) -> None:
+    """Drafts of another length than the draft model was trained for."""
+    hf, asked = speculator.draft_model_config.hf_config, speculator.num_speculative_steps
+    trained = getattr(hf, "block_size", None) or getattr(hf, "dspark_block_size", None)
+    if trained and trained != asked:
+        logger.warning(
+            "num_speculative_tokens=%s, but the draft model was trained for blocks of %s, all of whose tokens see each "
+            "other: fewer drafts are accepted and confidences are off. Leave it away for %s.",
+            asked,
+            trained,
+            trained,
+        )
 
 
 def affordable_costs(runner: Any, ranks: Any) -> CostTable | None:
