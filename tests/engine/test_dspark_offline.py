@@ -16,6 +16,7 @@ from deepinfer_vllm.spec_decode import trace_files
 from deepinfer_vllm.spec_decode.calibrate import from_prompts
 from deepinfer_vllm.spec_decode.calibration import Calibration
 from deepinfer_vllm.spec_decode.calibration_file import NAME, Made, checkpoint_digest, write
+from deepinfer_vllm.spec_decode.calibration_file import read as read_calibration
 from deepinfer_vllm.spec_decode.offline import EngineChoice
 from deepinfer_vllm.spec_decode.records import read
 from engine.test_dspark import COUNT, DRAFT, DRAFTS, Case, make_case, start
@@ -101,6 +102,19 @@ def test_records_are_the_drafts_of_the_run(case: Case, prompts: Path) -> None:
         rows = found.requests == found.requests[first]
         assert found.accepted[rows].tolist() == [stands for _, stands in drafts]
         assert np.abs(found.confidences[rows] - [confidences for confidences, _ in drafts]).max() < 2e-4
+
+
+def test_a_calibration_of_random_answers_in_bfloat16(
+    case: Case, prompts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As most engines run, and with the temperature of the checkpoint."""
+    out = tmp_path / "calibration.json"
+    arguments = [case.directory, "--prompts", prompts, "--out", out, "--max-tokens", COUNT, "--dtype", "bfloat16"]
+    assert main.run(["calibrate-dspark", *map(str, arguments)]) == 0
+    calibration, made = read_calibration(out)
+    assert made == Made(checkpoint_digest(case.directory), DRAFTS, "bfloat16", "plain")
+    assert f"Fitting {calibration.outcomes[0]} drafts of 5 tokens." in capfd.readouterr().out
+    assert calibration.is_identity and calibration.outcomes[0] > 20 and "are needed" in calibration.note
 
 
 def by_position(metrics: list[Any], name: str) -> list[float]:
