@@ -17,6 +17,11 @@ class Created:
     parameters: int
     size_bytes: int
 
+    @classmethod
+    def of(cls, directory: Path, parameters: int) -> Created:
+        """Counts the bytes of a directory's files."""
+        return cls(directory, parameters, sum(file.stat().st_size for file in directory.iterdir() if file.is_file()))
+
 
 def create(
     directory: Path,
@@ -48,13 +53,16 @@ def create(
         from deepinfer_vllm.checkpoint.quantise import CONFIG
 
         config["quantization_config"] = CONFIG
-    _make_room(directory, force)
+    make_room(directory, force)
     parameters = write_checkpoint(directory, config, seed=seed, shards=shards, progress=progress)
-    return Created(directory, parameters, sum(file.stat().st_size for file in directory.iterdir() if file.is_file()))
+    return Created.of(directory, parameters)
 
 
-def _make_room(directory: Path, force: bool) -> None:
-    """Take away weights of an earlier run, which another shard count would leave behind; other files stay."""
+def make_room(directory: Path, force: bool) -> None:
+    """Take away weights of an earlier run, which another shard count would leave behind; other files stay.
+
+    Raises CheckpointError for a file, and for a directory that holds something unless `force`.
+    """
     if directory.exists() and not directory.is_dir():
         raise CheckpointError(f"{directory} is a file: give a directory")
     if not directory.is_dir() or not any(directory.iterdir()):

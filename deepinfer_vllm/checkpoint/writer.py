@@ -69,15 +69,15 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
             drawn += _count(spec)
             if progress is not None:
                 progress(drawn, total)
-        _save(tensors, directory / file, mode=(directory / "config.json").stat().st_mode)
+        save_tensors(tensors, directory / file, mode=(directory / "config.json").stat().st_mode)
         weight_map.update(dict.fromkeys(tensors, file))
         size_bytes += sum(t.numel() * t.element_size() for t in tensors.values())
     _write_json(directory / INDEX, {"metadata": {"total_size": size_bytes}, "weight_map": weight_map})
     return total
 
 
-def _save(tensors: dict[str, torch.Tensor], path: Path, mode: int) -> None:
-    """As safetensors writes, but readable by whoever may read the other files, and with the errors of other files."""
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path, mode: int) -> None:
+    """As safetensors writes, but with permissions `mode` (of the other files) and, as other files do, OSError."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -53,6 +53,69 @@ def tiny(
 
 
 @app.command()
+def trained(
+    directory: Annotated[Path | None, typer.Argument(help="Where to write; made if it does not exist.")] = None,
+    dtype: Annotated[str, typer.Option(help="bf16 or float32; the values are the same.")] = "bf16",
+    force: Annotated[bool, typer.Option("--force", help="Replace weights that the directory holds.")] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Also write prompts, held out from training: JSON lines.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many prompts; kinds of text in turn.")] = 48,
+    tokens: Annotated[int, typer.Option(help="Tokens of each prompt, but for shorter texts.")] = 64,
+    workload: Annotated[list[str] | None, typer.Option(help="Only this kind of text; may be repeated.")] = None,
+    first: Annotated[int, typer.Option(help="Number of the first text of each kind.")] = 0,
+) -> None:
+    """Write the trained pair, a tiny V4.1 whose DSpark drafts are often right, or prompts for it, or both.
+
+    Kinds of text: records, code, lists, sums, prose, noise.
+
+    Example: deepinfer checkpoint trained /tmp/v41-pair --prompts /tmp/prompts.jsonl --count 16
+    """
+    with _one_line_errors("trained", OSError):
+        from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
+        from deepinfer_vllm.training.prompts import held_out_prompts, write_prompts
+        from deepinfer_vllm.training.shipped import write_trained
+        from deepinfer_vllm.training.texts import WORKLOADS
+
+        if directory is None and prompts is None:
+            raise CheckpointError("nothing to write: give a directory, or --prompts FILE")
+        made = held_out_prompts(count, workloads=workload or tuple(WORKLOADS), tokens=tokens, first=first)
+        if directory is not None:
+            created = write_trained(directory, dtype=dtype, force=force)
+            typer.echo(f"{directory}: {created.parameters:,} parameters, {created.size_bytes / 1e6:.1f} MB")
+        if prompts is not None:
+            write_prompts(prompts, made)
+            typer.echo(f"{prompts}: {len(made)} prompts")
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="Where to write checkpoint and card.json; made if it does not exist.")],
+    target_steps: Annotated[int | None, typer.Option(help="Default: as many as the shipped pair's target had.")] = None,
+    draft_steps: Annotated[int | None, typer.Option(help="Default: as many as its draft layers had.")] = None,
+    seed: Annotated[int, typer.Option(help="Of first weights and texts.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    force: Annotated[bool, typer.Option("--force", help="Replace weights that the directory holds.")] = False,
+) -> None:
+    """Train the pair anew on made-up texts: some minutes of an idle core, with lines of progress.
+
+    Runs on one thread unless OMP_NUM_THREADS is set, and another number of threads gives other last bits.
+
+    Example: deepinfer checkpoint train --out /tmp/v41-pair
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with _one_line_errors("train", OSError):
+        from dataclasses import replace
+
+        from deepinfer_vllm.training.run import make_pair
+        from deepinfer_vllm.training.train import Recipe
+
+        given = {"target_steps": target_steps, "draft_steps": draft_steps}
+        recipe = replace(Recipe(seed=seed), **{name: steps for name, steps in given.items() if steps is not None})
+        make_pair(out, recipe, device=device, force=force, report=typer.echo)
+
+
+@app.command()
 def verify(
     directory: Annotated[Path, typer.Argument(help="A checkpoint with golden.json and golden*.safetensors.")],
     backend: Annotated[str, typer.Option(help="bare (the module alone), engine (vLLM's LLM), or both.")] = "both",
