@@ -117,7 +117,11 @@ def hook_host_runner() -> None:
     if hasattr(GPUModelRunner, "deepinfer_verifier"):
         return
     GPUModelRunner.deepinfer_verifier = None
-    fill, execute = GPUModelRunner.initialize_kv_cache, GPUModelRunner.execute_model
+    fill, execute, take = (
+        GPUModelRunner.initialize_kv_cache,
+        GPUModelRunner.execute_model,
+        GPUModelRunner.take_draft_token_ids,
+    )
     extra = (None,) if hasattr(adaptive_verification, "AdmittedDraftCounts") else ()  # vLLM 0.33 also says which
 
     @functools.wraps(fill)
@@ -137,4 +141,13 @@ def hook_host_runner() -> None:
             verifier.began(usual=not encodes, idle=self.adaptive_verification is None)
         return execute(self, scheduler_output, *args, **kwargs)
 
-    GPUModelRunner.initialize_kv_cache, GPUModelRunner.execute_model = fill_and_start, begin_and_execute
+    @functools.wraps(take)
+    def take_what_was_drafted(self: Any) -> Any:
+        drafts = take(self)  # the runner answers without looking, and the scheduler would make room for them
+        if drafts is not None and not getattr(self.speculator, "drafting", True):
+            drafts.draft_token_ids = [[] for _ in drafts.req_ids]
+        return drafts
+
+    GPUModelRunner.initialize_kv_cache = fill_and_start
+    GPUModelRunner.execute_model = begin_and_execute
+    GPUModelRunner.take_draft_token_ids = take_what_was_drafted
