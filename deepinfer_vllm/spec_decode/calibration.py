@@ -19,8 +19,9 @@ from deepinfer_vllm.spec_decode.calibration_error import expected_calibration_er
 
 LEAST_OUTCOMES = 1000
 """Of a position, in the part that is fitted, below which its temperature stays 1."""
-LOWEST, HIGHEST, GRID = 0.1, 10.0, 41
-"""The first grid of temperatures, even in their logarithm; then as many between the neighbours of the best."""
+LOWEST, HIGHEST, GRID = 0.25, 4.0, 41
+"""The first grid of temperatures, even in their logarithm; then as many between the neighbours of the best. Beyond
+these, later positions pay for the errors of earlier ones with confidences near 1/2 or 0 and 1, which rank nothing."""
 HELD_OUT = 4
 """Every fourth draft (or request, where these are given) is left out of the fit and reported on."""
 

@@ -72,7 +72,7 @@ def test_fit_is_the_references() -> None:
     accepted = np.minimum(accepted, drafted)
     found = fit(confidences, drafted, accepted, least=20)
     seen = np.arange(1600) % 4 != 3
-    want = sts_reference.fit(as_lists(confidences[seen], drafted[seen], accepted[seen]), 3, 41, log(10.0), BINS)
+    want = sts_reference.fit(as_lists(confidences[seen], drafted[seen], accepted[seen]), 3, 41, log(4.0), BINS)
     assert found.temperatures == pytest.approx(want, rel=1e-9)
     held = as_lists(confidences[~seen], drafted[~seen], accepted[~seen])
     for k in range(3):
@@ -148,7 +148,7 @@ def test_confidences_that_tell_nothing_are_named() -> None:
     stands = rng.random((20_000, 2)) < 0.5
     confidences = np.where(rng.random((20_000, 2)) < 0.5, 0.001, 0.999)
     found = fit(confidences, np.full(20_000, 2), np.cumprod(stands, axis=1).sum(axis=1))
-    assert found.temperatures == pytest.approx((10.0, 10.0))
+    assert found.temperatures == pytest.approx((4.0, 4.0))
     assert found.note == "confidences tell little at positions [1, 2], whose temperature is the limit of the search"
 
 
