@@ -7,7 +7,7 @@
 | `blame_the_sender` | 0.32, 0.33 | an image that cannot be had is answered with 500 | vLLM answers with 4xx |
 | `hook_seeded_sampling` | 0.32, 0.33, runner V1 | CPU generators have no offset to rewind by | vLLM needs none |
 | `provide_torch_kernels` | 0.32 (refusal), 0.33 | V2 needs Triton, which CPUs have not | vLLM's V2 runs there |
-| `provide_dspark` | 0.32, 0.33, CPU | confidences and trimming are for CUDA graphs | they are not |
+| `provide_dspark` | 0.32, 0.33 | confidences and trimming are for CUDA graphs; their rule is fixed | they are not |
 | `hook_grammar_requests` | 0.32, 0.33, runner V2 | a speculator gets no sampling parameters | it does |
 | `add_cpu_collectives` | 0.32, 0.33, CPU | its communicator cannot gather or scatter unequal parts | vLLM's can |
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |

@@ -1,13 +1,20 @@
-"""DSpark on the host: our speculator in place of vLLM's, and runner V2, which it needs, without being asked for it."""
+"""DSpark on the host: our speculator in place of vLLM's, and runner V2, which it needs, without being asked for it.
+
+On CUDA, our rule in vLLM's own manager.
+"""
 
 import functools
 from typing import Any
 
+from deepinfer_vllm.compat.late import after_import
+
 
 def provide_dspark() -> None:
-    """Let method "dspark" just work on a CPU. Does nothing on another platform."""
+    """Let method "dspark" just work on a CPU; on CUDA, decide about drafts where vLLM does."""
     from vllm.platforms import current_platform
 
+    if current_platform.is_cuda():
+        after_import("vllm.v1.worker.gpu.spec_decode.adaptive_verification", decide_by_our_rule)
     if current_platform.is_cpu():
         _choose_v2()
         _need_no_graphs()
@@ -151,3 +158,32 @@ def hook_host_runner() -> None:
     GPUModelRunner.initialize_kv_cache = fill_and_start
     GPUModelRunner.execute_model = begin_and_execute
     GPUModelRunner.take_draft_token_ids = take_what_was_drafted
+
+
+def decide_by_our_rule(module: Any) -> None:
+    """Make vLLM's manager of adaptive verification one of ours, if that is on and the method "dspark"."""
+    make = module.maybe_create_adaptive_verification_manager
+    if hasattr(make, "deepinfer_dspark"):
+        return
+
+    @functools.wraps(make)
+    def make_ours(*, vllm_config: Any, **kwargs: Any) -> Any:
+        from deepinfer_vllm.spec_decode.settings import Settings
+
+        speculative, settings = vllm_config.speculative_config, Settings.read(current=False)
+        if speculative is None or speculative.method != "dspark" or settings.form == "fixed":
+            return make(vllm_config=vllm_config, **kwargs)
+        from deepinfer_vllm.spec_decode.chosen_calibration import load_calibration
+        from deepinfer_vllm.spec_decode.device_verifier import DeviceVerifier
+
+        vllms, module.AdaptiveVerificationManager = module.AdaptiveVerificationManager, DeviceVerifier
+        try:
+            manager = make(vllm_config=vllm_config, **kwargs)
+        finally:
+            module.AdaptiveVerificationManager = vllms
+        if manager is not None:
+            manager.configure(settings, load_calibration(settings.calibration, vllm_config))
+        return manager
+
+    make_ours.deepinfer_dspark = True  # type: ignore[attr-defined]
+    module.maybe_create_adaptive_verification_manager = make_ours

@@ -1,20 +1,17 @@
 """DSpark's decisions, put together as a worker's runner gets its caches."""
 
-from pathlib import Path
 from typing import Any
 
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_runner import sort_batch_req_ids
 
-from deepinfer_vllm.models.deepseek_v41.weights import checkpoint_directory
-from deepinfer_vllm.spec_decode import calibration_file
-from deepinfer_vllm.spec_decode.calibration import Calibration
+from deepinfer_vllm.spec_decode.chosen_calibration import load_calibration
 from deepinfer_vllm.spec_decode.controller import Controller
 from deepinfer_vllm.spec_decode.cost_table import CostTable
 from deepinfer_vllm.spec_decode.listeners import listeners
-from deepinfer_vllm.spec_decode.made import made_for
 from deepinfer_vllm.spec_decode.settings import Settings, trimming_problems
+from deepinfer_vllm.spec_decode.shared_times import SharedTimes
 from deepinfer_vllm.spec_decode.start_costs import start_costs
 from deepinfer_vllm.spec_decode.stats import DraftStats
 from deepinfer_vllm.spec_decode.step_times import StepTimes
@@ -54,7 +51,7 @@ def start(runner: Any, extra: tuple[None, ...]) -> HostVerifier | None:
     controller = Controller(calibration, costs, settings)
     verifier = HostVerifier(
         controller,
-        StepTimes(controller, ranks),
+        StepTimes(SharedTimes(controller, ranks)),
         speculator,
         runner.req_states,
         runner.input_buffers.query_start_loc,
@@ -94,21 +91,3 @@ def affordable_costs(runner: Any, ranks: Any) -> CostTable | None:
             "%s: a dummy step, to see what it costs, failed with %s: %s. %s", EVERY_DRAFT, name, error, MEANT
         )
         return None
-
-
-def load_calibration(setting: str, config: Any) -> Calibration | None:
-    """What DEEPINFER_VLLM_DSPARK_CALIBRATION asks for: None without a file. At most one warning, never an error."""
-    if setting == "off":
-        return None
-    path = Path(setting)
-    try:
-        if setting == "auto":
-            model = config.model_config
-            path = checkpoint_directory(model.model, model.revision) / calibration_file.NAME
-            if not path.is_file():
-                return None
-        made = made_for(config)
-    except OSError as error:
-        logger.warning("No calibration is used, as the checkpoint's files cannot be read: %s", error)
-        return None
-    return calibration_file.load(path, made, logger.warning)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from deepinfer_vllm.spec_decode.step_times import SHARED_EVERY, StepTimes
+from deepinfer_vllm.spec_decode.shared_times import SHARED_EVERY, SharedTimes
+from deepinfer_vllm.spec_decode.step_times import StepTimes
 
 
 class Learner:
@@ -52,14 +53,14 @@ def step(
 
 def test_both_parts_of_a_step() -> None:
     learner, clock = Learner(), Clock()
-    times = StepTimes(learner, clock=clock)
+    times = StepTimes(SharedTimes(learner), clock)
     step(times, clock, 4.0, 1.0, ["a", "b"])
     assert learner.told == [("verify", 8, 100, 4.0), ("draft", 2, 100, 1.0)] and times.measured_s == 4.0
 
 
 def test_what_the_engine_does_between_steps_of_a_request_belongs_to_the_second() -> None:
     learner, clock = Learner(), Clock()
-    times = StepTimes(learner, clock=clock)
+    times = StepTimes(SharedTimes(learner), clock)
     step(times, clock, 4.0, 0.0, ["a"])
     clock.now += 0.5
     step(times, clock, 4.0, 0.0, ["a", "b"])
@@ -70,14 +71,14 @@ def test_what_the_engine_does_between_steps_of_a_request_belongs_to_the_second()
 
 def test_a_step_that_encodes_images_says_nothing_of_tokens() -> None:
     learner, clock = Learner(), Clock()
-    times = StepTimes(learner, clock=clock)
+    times = StepTimes(SharedTimes(learner), clock)
     step(times, clock, 40.0, 1.0, ["a"], usual=False)
     assert learner.told == [("draft", 1, 100, 1.0)] and times.measured_s == 0.0
 
 
 def test_ranks_with_different_clocks_are_told_the_same_at_the_same_steps() -> None:
     group, learners, clocks = Group(), [Learner(), Learner()], [Clock(), Clock()]
-    ranks = [StepTimes(learners[i], group.of(i), clocks[i]) for i in range(2)]
+    ranks = [StepTimes(SharedTimes(learners[i], group.of(i)), clocks[i]) for i in range(2)]
     for number in range(3 * SHARED_EVERY):
         for i, times in enumerate(ranks):
             step(times, clocks[i], 4.0 + 3 * i, 1.0 + number * i, ["a"])
