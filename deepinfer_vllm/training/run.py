@@ -45,7 +45,6 @@ def make_pair(directory: Path, recipe: Recipe, *, device: str = "cpu", force: bo
     card = {
         "recipe": asdict(recipe),
         "device": device,
-        "seconds": round(took),
         "sha256": hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest(),
         "scores": {name: _row(of) for name, of in scores.items()},
     }

@@ -31,8 +31,8 @@ class Recipe:
     rows: int = 4  # texts a step
     target_steps: int = 500
     target_rate: float = 4e-3
-    draft_steps: int = 200
-    draft_rate: float = 4e-3
+    draft_steps: int = 800
+    draft_rate: float = 6e-3
     anchors: int = 48  # blocks of each row
     balance: float = 1e-3  # what a step moves an expert's bias
     judged: int = 16  # held-out texts of each kind that the scores are of
