@@ -59,16 +59,16 @@ def aligned(length: int) -> memoryview:
 
 
 def put(store: Store, numbers: Sequence[int], content: Callable[[int], bytes] = payload, **more: Any) -> list[bool]:
-    """Store block `content(number)` under `key(number)` for each number, and wait."""
+    """Store block `content(number)` under `key(number)` for each number, and wait. `more`: of `Store.put`."""
     puts = [Put(key(n), memoryview(content(n)), key(n)[2:10], 64 * (at + 1)) for at, n in enumerate(numbers)]
-    transfer = store.put(puts, **more)
-    assert transfer.wait(30)
+    transfer = store.put(puts, **{"timeout_s": 60, **more})  # stores with a short `io_timeout_s` let slots rest briefly
+    assert transfer.wait(60)
     return transfer.results()
 
 
 def get(store: Store, numbers: Sequence[int], length: int = PAYLOAD) -> list[bytes | None]:
     """Load the blocks of `numbers`, and wait; None for a miss."""
     buffers = [aligned(length) for _ in numbers]
-    transfer = store.get([key(n) for n in numbers], buffers, timeout_s=30)
-    assert transfer.wait(30)
+    transfer = store.get([key(n) for n in numbers], buffers, timeout_s=60)
+    assert transfer.wait(60)
     return [bytes(buffer) if ok else None for ok, buffer in zip(transfer.results(), buffers, strict=True)]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import pytest
 
@@ -39,8 +40,9 @@ def handed_over(tokens: int) -> dict[str, object]:
 
 def test_decode_engine_continues_what_a_prefill_engine_stored(checkpoint: Path, tmp_path: Path) -> None:
     whole, parts = {}, {}
-    v41 = {"replay": True} if "v41" in checkpoint.name else {}
-    with engine_on(checkpoint, tmp_path / "root", kv_role="kv_producer", **v41) as producer:
+    more: dict[str, Any] = {"replay": True} if "v41" in checkpoint.name else {}
+    more["extra"] = {"pd_wait_s": 60}
+    with engine_on(checkpoint, tmp_path / "root", kv_role="kv_producer", **more) as producer:
         for number, prompt in enumerate(prompts()):
             output = producer._run([prompt], 16)[0]
             whole[number] = list(output.outputs[0].token_ids)
@@ -53,7 +55,7 @@ def test_decode_engine_continues_what_a_prefill_engine_stored(checkpoint: Path, 
         assert ask(producer, prompts()[0]) == (whole[0], 0)  # it does not load
         assert before == stored_blocks(producer) > 0
         assert producer.scheduler.connector.answer_gate.late == 0
-    with engine_on(checkpoint, tmp_path / "root", kv_role="kv_consumer", **v41) as consumer:
+    with engine_on(checkpoint, tmp_path / "root", kv_role="kv_consumer", **more) as consumer:
         for number, prompt in enumerate(prompts()):
             answer = ask(consumer, prompt, **handed_over(parts[number]))
             assert answer == (whole[number], (len(prompt) - 1) // BLOCK * BLOCK)

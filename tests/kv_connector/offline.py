@@ -91,7 +91,7 @@ class Offline:
             for job in (*self.tier._loads.values(), *self.tier._stores.values()):
                 assert job.transfer.wait(20)
             self.step()
-        self.tier._store.sync()
+        assert self.tier._store.sync(60)
 
     def look(self, request: ReqContext, blocks: Sequence[OffloadKey]) -> list[LookupResult]:
         return [self.manager.lookup(key, request) for key in blocks]

@@ -155,8 +155,8 @@ def test_processes_share_it(tmp_path: Path) -> None:
     assert one.writer != two.writer
     put(one, range(20))
     put(two, range(20, 40))
-    one.sync()
-    two.sync()
+    assert one.sync(60)
+    assert two.sync(60)
     assert get(one, BLOCKS) == get(two, BLOCKS) == expected()
     one.close()
     two.close()

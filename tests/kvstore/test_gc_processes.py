@@ -47,11 +47,11 @@ def churn(tmp_path: Path, index: str, seed: int, seconds: float, leads: str) -> 
 
 def hold_to_account(store: Store) -> None:
     """Every block is right or missed; slots are used exactly by the blocks that the index has."""
-    store.sync()
+    assert store.sync(60)
     results = get(store, range(412))
     assert all(found in (None, payload(number)) for number, found in enumerate(results))
     assert any(results)
-    store.sync()
+    assert store.sync(60)
     slots = store._held().slots
     taken = sum(len(slots.taken(*slab)) for slab in slots.slabs())
     own = sum(len(store.index.slots_of(*slab)) for slab in slots.slabs())

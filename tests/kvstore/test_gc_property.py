@@ -67,7 +67,7 @@ def test_what_is_there_is_whole_prefixes(tmp_path: Path, seed: int) -> None:
                 need.append(Need(store._held().owners(), random.randrange(1, SLAB_SLOTS)))
             collects._scan_at = 0.0
             evicted += sum(collects.step().evicted.values())
-        store.sync()
+        assert store.sync(60)
         for which in range(CHAINS):
             found = store.index.contains([key(n) for n in chain(which)])
             assert found == sorted(found, reverse=True), f"chain {which} has a hole"

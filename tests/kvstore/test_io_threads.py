@@ -94,10 +94,13 @@ def test_stores_take_at_most_half_of_the_threads() -> None:
 
 def test_jobs_behind_a_stuck_one_expire_and_it_is_told_once() -> None:
     threads, log, gate, begun = IoThreads(1, 8192), list[str](), Event(), Event()
-    threads.submit(Job("stuck", log, lambda: (begun.set(), gate.wait(30)), seconds=2.0))
+    stuck = Job("stuck", log, lambda: (begun.set(), gate.wait(30)))
+    threads.submit(stuck)
     assert begun.wait(30)
     threads.submit(Job("late", log, seconds=60.0))
-    threads.submit(Job("early", log, seconds=0.05))
+    early = Job("early", log, seconds=0.05)
+    stuck.deadline = early.deadline + 0.01  # which is looked at when the next job comes
+    threads.submit(early)
     until(lambda: "stuck overran" in log)
     assert log == ["early expired", "stuck overran"]
     gate.set()

@@ -52,7 +52,7 @@ def use(store: Store, number: int) -> None:
     while (found := store.index.get(key(number))) is None or found.touched_ms == found.created_ms:
         assert monotonic() < deadline
         sleep(0.005)
-        store.sync()
+        assert store.sync(60)
 
 
 def run(root: Path, command: str, *arguments: str, code: int = 0) -> None:
@@ -188,7 +188,7 @@ def test_lost_journals_are_made_again_from_the_slabs(
 def test_deleted_blocks_stay_deleted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = open_store(root.parent)
     store.delete([key(2)])
-    store.sync()
+    assert store.sync(60)
     store.close()
     assert report(root, capsys, "check", "--all")["orphans"] == 0
     assert report(root, capsys, "repair")["adopted"] == 0
@@ -220,7 +220,7 @@ def test_repair_beside_a_running_engine(root: Path, capsys: pytest.CaptureFixtur
     store = open_store(root.parent)
     flip(root, 3, 100)
     assert report(root, capsys, "repair")["dropped"] == {"checksum": 1}
-    store.sync()
+    assert store.sync(60)
     assert [number for number, block in enumerate(get(store, range(BLOCKS))) if block is None] == [3]
     fill(store, range(3, 4))
     assert get(store, [3]) == [payload(3)]
@@ -289,7 +289,7 @@ def test_purge_by_age_beside_a_running_engine(root: Path, capsys: pytest.Capture
     store = open_store(root.parent)
     assert report(root, capsys, "purge", "--older-than", "2h", "--yes")["deleted"] == 0
     assert report(root, capsys, "purge", "--older-than", "30m", "--yes")["deleted"] == BLOCKS - 1
-    store.sync()
+    assert store.sync(60)
     assert [number for number in range(BLOCKS + 2) if store.contains([key(number)])[0]] == [4, BLOCKS, BLOCKS + 1]
     fill(store, range(100, 140))
     assert store.stats().dropped == {}
@@ -302,7 +302,7 @@ def test_purge_all_and_remove(root: Path, capsys: pytest.CaptureFixture[str]) ->
     run(root, "purge", "--all", "--remove", "--yes", code=1)
     assert "has live writers: stop the engines" in capsys.readouterr().err
     assert report(root, capsys, "purge", "--all", "--yes")["deleted"] == BLOCKS
-    store.sync()
+    assert store.sync(60)
     assert not any(store.contains([key(number) for number in range(BLOCKS)]))
     fill(store, range(2))
     store.close()

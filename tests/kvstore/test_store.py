@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -75,8 +75,8 @@ def test_another_process_sees_blocks_and_stores_its_own(tmp_path: Path) -> None:
     assert first.writer != second.writer
     put(first, range(10))
     put(second, range(10, 20))
-    first.sync()
-    second.sync()
+    assert first.sync(60)
+    assert second.sync(60)
     for store in (first, second):
         assert get(store, range(20)) == [payload(n) for n in range(20)]
         store.close()
@@ -93,7 +93,7 @@ def test_the_first_put_of_a_key_stays(store: Store) -> None:
 def test_deleted_blocks_are_gone(store: Store) -> None:
     put(store, range(4))
     store.delete([key(1), key(77)])
-    store.sync()
+    assert store.sync(60)
     assert get(store, range(4)) == [payload(0), None, payload(2), payload(3)]
 
 
@@ -107,16 +107,19 @@ def test_a_full_store_drops_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_slot_is_written_again_only_after_its_rest(tmp_path: Path) -> None:
-    store = open_store(tmp_path, slabs=1, io_timeout_s=0.3)
+    store = open_store(tmp_path, slabs=1)
+    slots = store._held().slots
+    now = 0.0
+    slots._clock = lambda: now
     put(store, range(SLAB_SLOTS))
     store.delete([key(n) for n in range(SLAB_SLOTS)])
-    store.sync()
-    store.sync()
+    assert store.sync(60)
+    assert store.sync(60)
+    now = 2 * store.options.io_timeout_s - 1e-6
     assert put(store, [100]) == [False], "readers may still be at it"
-    deadline = monotonic() + 30
-    while put(store, [101]) != [True]:
-        assert monotonic() < deadline
-        sleep(0.05)
+    now = 2 * store.options.io_timeout_s
+    store._held()._full_until = 0.0  # it has looked for another slab just now
+    assert put(store, [101]) == [True]
     assert get(store, [101]) == [payload(101)]
     store.close()
 
@@ -145,7 +148,7 @@ def test_slabs_of_writers_that_ended_are_taken_over_when_slots_are_wanting(tmp_p
     old = [10 * number + k for number in range(3) for k in range(4)]
     assert get(store, old) == [payload(n) for n in old]
     store.delete([key(n) for n in old])
-    store.sync()
+    assert store.sync(60)
     store.close()
     again = open_store(tmp_path, slabs=3, retention=LAX)
     assert get(again, range(1000, 1000 + stored)) == [payload(n) for n in range(1000, 1000 + stored)]
@@ -158,7 +161,7 @@ def test_clocks_that_jump_change_no_byte(tmp_path: Path) -> None:
     for number in range(4):
         assert put(store, [number]) == [True]
     store.touch([key(n) for n in range(4)])
-    store.sync()
+    assert store.sync(60)
     assert get(store, range(4)) == [payload(n) for n in range(4)]
     store.close()
     again = open_store(tmp_path, clock_ms=lambda: -1, collect_interval_s=None)

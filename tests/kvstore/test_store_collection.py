@@ -38,8 +38,8 @@ def put_chain(store: Store, numbers: range) -> list[bool]:
         Put(key(n), memoryview(payload(n)), key(n - 1)[2:10] if n > numbers.start else bytes(8), 64 * (at + 1))
         for at, n in enumerate(numbers)
     ]
-    transfer = store.put(puts)
-    assert transfer.wait(30)
+    transfer = store.put(puts, timeout_s=60)
+    assert transfer.wait(60)
     return transfer.results()
 
 
@@ -92,7 +92,7 @@ def test_slabs_that_come_and_go_leave_nothing_behind(tmp_path: Path, store: Stor
     for start in range(0, 1000, 100):
         numbers = range(start, start + 3 * SLAB_SLOTS)
         assert put(store, numbers) == [True] * len(numbers)
-        other.sync()
+        assert other.sync(60)
         assert get(other, numbers) == [payload(n) for n in numbers]
         store.delete([key(n) for n in numbers])
         assert eventually(lambda: slab_bytes(tmp_path) == SLAB)
@@ -108,14 +108,14 @@ def test_pins_hold_in_another_process_that_collects(tmp_path: Path) -> None:
     numbers = range(10)
     assert all(put_chain(reader, numbers))
     reader.pin([key(9)], 300)
-    reader.sync()
+    assert reader.sync(60)
     collects = open_store(tmp_path, slabs=8, collect_interval_s=0.02, io_timeout_s=0.2)
     first = 100
     while collects.stats().evicted.get("space", 0) < 3 * SLAB_SLOTS:
         put(collects, range(first, first + 4))
         first += 4
         sleep(0.02)
-    reader.sync()
+    assert reader.sync(60)
     assert get(reader, numbers) == [payload(n) for n in numbers]
     reader.close()
     collects.close()
@@ -194,7 +194,7 @@ def test_a_writer_without_a_free_slot_makes_room_though_another_holds_most_slabs
     rich = open_store(tmp_path, slabs=8, io_timeout_s=0.2)
     put(rich, range(6 * SLAB_SLOTS))
     rich.delete([key(n) for n in range(0, 6 * SLAB_SLOTS, 2)])  # half of each slab is free, and stays
-    rich.sync()
+    assert rich.sync(60)
     poor = open_store(tmp_path, slabs=8, collect_interval_s=0.02, io_timeout_s=0.2)
     stored, number = 0, 1000
     deadline = monotonic() + 60
@@ -270,10 +270,10 @@ def test_slabs_that_a_dead_writer_left_empty_are_removed(tmp_path: Path, monkeyp
     put(lives, range(200, 200 + SLAB_SLOTS))
     dead.delete([key(n) for n in range(SLAB_SLOTS)])
     lives.delete([key(n) for n in range(200, 200 + SLAB_SLOTS)])
-    lives.sync()
+    assert lives.sync(60)
     dead.close()
     assert eventually(lambda: slab_bytes(tmp_path) == 2 * SLAB)
-    store.sync()
+    assert store.sync(60)
     assert get(store, range(16, 32)) == [payload(n) for n in range(16, 32)]
     assert put(lives, [300]) == [True], "its slab is still there"
     lives.close()

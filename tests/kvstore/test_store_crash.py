@@ -65,7 +65,7 @@ def test_a_killed_writer_does_not_disturb_a_living_one(root: Path, tmp_path: Pat
     put(living, range(100, 110))
     identity = living.writer
     crash(root, tmp_path, "after the write")
-    living.sync()
+    assert living.sync(60)
     assert get(living, [*BEFORE, *range(100, 110)]) == [payload(n) for n in [*BEFORE, *range(100, 110)]]
     assert living.writer == identity and put(living, range(110, 120)) == [True] * 10
     living.close()

@@ -102,7 +102,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     root.mkdir()
     (directory / "template.jinja").write_text(TEMPLATE)
     extra = {"root": str(root), "capacity_bytes": 1 << 28, "slab_bytes": 1 << 24, "index_dir": str(directory / "index")}
-    extra |= {"cpu_bytes_to_use": 1 << 26}
+    extra |= {"cpu_bytes_to_use": 1 << 26, "pd_wait_s": 60}
     processes = []
     with ExitStack() as stack:
         for number, role in enumerate(("kv_producer", "kv_producer", "kv_consumer", "kv_consumer")):
