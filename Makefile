@@ -54,7 +54,7 @@ format: $(INSTALLED) ## rewrite the sources as `make check` wants them
 test: $(INSTALLED) ## every test
 	$(BIN)/python -m pytest
 
-demo: $(INSTALLED) ## serve a tiny DeepSeek-V4.1 with vLLM, talk to it; then two on its store, behind the router
+demo: $(INSTALLED) ## serve a tiny DeepSeek-V4.1 with vLLM, talk to it; then two on its store, behind the router; then drafts
 	$(BIN)/deepinfer demo
 
 doctor: $(INSTALLED) ## what works in .venv, and what would run

@@ -3,7 +3,8 @@
 Writes a tiny checkpoint, serves it with `vllm serve` and this plugin, asks it for a chat completion, about two images,
 for a tool call and for JSON, and says what ran. Then it starts two servers on the first one's store and the router
 before them, and asks a long question again, of which the store is known to have most before it is routed. The weights
-are random: the answers show that the machine works, not what the model knows.
+are random: the answers show that the machine works, not what the model knows. Last, a pair that was trained on made-up
+texts drafts with DSpark, and the server's metrics say how many drafts stood.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from deepinfer_vllm.checkpoint.create import create
+from deepinfer_vllm.demo_drafts import SPECULATIVE_FLAGS, Drafted, continue_texts, write_pair
 from deepinfer_vllm.demo_router import Router
 from deepinfer_vllm.demo_store import Asked, ask, store_flags
 from deepinfer_vllm.models.announce import MARK
@@ -96,6 +98,7 @@ def run(directory: Path, timeout_seconds: float) -> None:
             first = ask_long(client, model)
             step("Stop the server, and start two on its store, with the router before them")
         serve_fleet(directory, checkpoint, flags, first, timeout_seconds)
+    serve_pair(directory, timeout_seconds)
     print(f"stopped; the logs are {', '.join(str(log) for log in sorted(directory.glob('*.log')))}")
 
 
@@ -117,6 +120,26 @@ def serve_fleet(directory: Path, checkpoint: Path, flags: Sequence[str], first: 
             compare(first, again)
             show_routing(router)
             step("Stop all of them")
+
+
+def serve_pair(directory: Path, timeout_seconds: float) -> None:
+    """A trained pair with DSpark: how many tokens a step gives."""
+    step("Serve a trained pair with DSpark")
+    pair = write_pair(directory / "pair")
+    with ServerProcess(pair, directory / "server-pair.log", (*SMALL_CPU_FLAGS, *SPECULATIVE_FLAGS)) as server:
+        texts = continue_texts(*connect(server, timeout_seconds))
+        print(f"text:     {printable(texts[0][0])}\ngoes on:  {printable(texts[0][1])}")
+        show_drafts(Drafted.read(server.url))
+
+
+def show_drafts(drafted: Drafted) -> None:
+    """What of the drafts stood."""
+    if not sum(drafted.accepted):
+        raise DemoError(f"DSpark: no draft stood, of {sum(drafted.verified)} that were checked")
+    each = zip(drafted.accepted, drafted.verified, strict=True)
+    shares = [f"{stood / max(1, checked):.0%}" for stood, checked in each]
+    print(f"accepted: {drafted.length:.2f} tokens a step over {drafted.verifications} steps, from /metrics")
+    print(f"          of the drafts checked at each position, {', '.join(shares)} stood")
 
 
 def show_routing(router: Router) -> None:

@@ -12,7 +12,8 @@ def demo(
 ) -> None:
     """Write a tiny checkpoint, serve it, ask it about text and images, for a tool call and JSON, and say what ran.
 
-    Then start two servers on its store, with the router before them, and ask a long question again.
+    Then start two servers on its store, with the router before them, and ask a long question again. Last, serve a
+    trained pair with DSpark and say how many tokens a step gives.
 
     Example: deepinfer demo --directory /tmp/v41-demo --timeout 300
     """
