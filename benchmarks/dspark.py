@@ -48,7 +48,7 @@ def main() -> None:
             for engine in engines.values():
                 engine.ready()
             for batch in args.batch:
-                prompts = _prompts(checkpoint, max(args.prompts, batch), batch)
+                prompts = _prompts(checkpoint, max(args.prompts, 3 * batch))
                 tallies = take_turns(engines, prompts, batch, args.tokens, args.rounds, _say)
                 results["results"] += summary(tallies, batch, len(prompts) * args.tokens)
         finally:
@@ -62,18 +62,18 @@ def main() -> None:
 def _trained(directory: Path) -> Path:
     from deepinfer_vllm.training.shipped import write_trained
 
-    return write_trained(directory, dtype="fp32").directory
+    return write_trained(directory, dtype="float32").directory
 
 
-def _prompts(checkpoint: Path, count: int, batch: int) -> list:
-    """Whole batches of held-out prompts, kinds of text in turn."""
+def _prompts(checkpoint: Path, count: int) -> list:
+    """Held-out prompts, kinds of text in turn."""
     from drafting.rounds import Prompt
     from tokenizers import Tokenizer
 
     from deepinfer_vllm.training.prompts import held_out_prompts
 
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    made = held_out_prompts(-(-count // batch) * batch, tokens=PROMPT_TOKENS)
+    made = held_out_prompts(count, tokens=PROMPT_TOKENS)
     return [Prompt(prompt["workload"], tokenizer.encode(prompt["prompt"]).ids) for prompt in made]
 
 
@@ -85,15 +85,15 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--quick", action="store_true", help="one short round of the smallest batches; for a look, not for a record")
-    add("--batch", type=int, nargs="+", help="sizes; default: 1 4 16 32")
-    add("--rounds", type=int, help="of every size, after one that warms up; default: 7")
-    add("--tokens", type=int, help="of each answer; default: 96")
-    add("--prompts", type=int, help="in each round, at least; default: 12")
+    add("--batch", type=int, nargs="+", help="requests at a time; default: 1 4 16 32")
+    add("--rounds", type=int, help="of every size, after one that warms up; default: 5")
+    add("--tokens", type=int, help="of each answer; default: 128")
+    add("--prompts", type=int, help="in each round, at least, and three times the size; default: 12")
     add("--checkpoint", type=Path, metavar="DIR", help="with draft layers; default: the trained pair")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for dspark.json, .md and .svg")
     add("--serve", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    usual = ([1, 4], 1, 16, 4) if args.quick else ([1, 4, 16, 32], 7, 96, 12)
+    usual = ([1, 4], 1, 16, 4) if args.quick else ([1, 4, 16, 32], 5, 128, 12)
     for option, value in zip(("batch", "rounds", "tokens", "prompts"), usual, strict=True):
         if getattr(args, option) is None:
             setattr(args, option, value)

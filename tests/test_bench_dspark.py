@@ -62,7 +62,7 @@ def test_every_engine_answers_every_prompt_in_every_round() -> None:
     assert tallies["auto"].by_workload["code"]["verifications"] == 2 * 2 * 20
     assert tallies["fixed"].same_answers == [False] * 6 and tallies["auto"].same_answers == [True] * 6
     engines, tallies = run(batch=2)
-    assert engines["none"].asked == [2, 1] * 3 and tallies["auto"].by_workload == {}
+    assert engines["none"].asked == [3] * 3 and tallies["auto"].by_workload == {}
 
 
 def test_lengths_are_read_off_the_counters() -> None:
@@ -83,7 +83,7 @@ def test_the_page(tmp_path: Path, batch: int, verdict: str | None) -> None:
     text, results = page.read_text(), json.loads((tmp_path / "dspark.json").read_text())
     assert [limit["verdict"] for limit in results["limits"]] == [verdict] * bool(verdict)
     ratio = "2.00 | 2.00"
-    assert f"| {batch} | budget | {'3' if batch == 1 else '4'} | {ratio} | 2.10 | 1.70 | 25% | 100.0% |" in text
+    assert f"| {batch} | budget | {'3' if batch == 1 else '8'} | {ratio} | 2.10 | 1.70 | 25% | 100.0% |" in text
     assert f"| {batch} | 5 drafts | 0.80 (1.00) | 0.50 (0.50) | 0.25 (0.20) |  |  |" in text
     assert ("| code | 2.10 | 2.10 |" in text) == (batch == 1)
     assert len(list(ElementTree.parse(tmp_path / "dspark.svg").iter("{http://www.w3.org/2000/svg}rect"))) == 3

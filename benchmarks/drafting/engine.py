@@ -32,9 +32,10 @@ def start(script: str, mode: str, checkpoint: Path, batch: int, tokens: int) -> 
 
 
 def serve(mode: str, checkpoint: str, batch: int, tokens: int) -> None:
-    """In the engine's process: answer each line {"prompts": token ids, "tokens": count} with what it took and did."""
+    """In the engine's process: answer each line {"prompts": token ids, "tokens": count, "batch": how many at a time} with
+    what it took and did."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     drafting = {} if mode == "none" else {"speculative_config": {"method": "dspark", "num_speculative_tokens": DRAFTS}}
     llm = LLM(
@@ -53,21 +54,37 @@ def serve(mode: str, checkpoint: str, batch: int, tokens: int) -> None:
     answer()
     for line in sys.stdin:
         asked = json.loads(line)
-        prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
-        params = SamplingParams(temperature=0, max_tokens=asked["tokens"], ignore_eos=True, detokenize=False)
         before, clock, processor = counts(llm), time.perf_counter(), time.process_time()
-        outputs = llm.generate(prompts, params, use_tqdm=False)
+        answers = run(llm.llm_engine, asked["prompts"], asked["tokens"], asked["batch"])
         took = {"clock": time.perf_counter() - clock, "processor": time.process_time() - processor}
         after = counts(llm)
         answer(
             json.dumps(
                 {
                     **took,
-                    "answers": [list(output.outputs[0].token_ids) for output in outputs],
+                    "answers": answers,
                     "counts": {name: after[name] - before.get(name, 0) for name in after},
                 }
             )
         )
+
+
+def run(engine: Any, prompts: list[list[int]], tokens: int, batch: int) -> list[list[int]]:
+    """The answers to all prompts, `batch` of them in the engine at any time while so many are left."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    answers: dict[int, list[int]] = {}
+    waiting, running = list(range(len(prompts)))[::-1], 0
+    while waiting or running:
+        while waiting and running < batch:
+            number, running = waiting.pop(), running + 1
+            engine.add_request(str(number), {"prompt_token_ids": prompts[number]}, params)
+        for output in engine.step():
+            if output.finished:
+                answers[int(output.request_id)] = list(output.outputs[0].token_ids)
+                running -= 1
+    return [answers[number] for number in range(len(prompts))]
 
 
 def counts(llm: Any) -> dict[str, int]:

@@ -47,7 +47,8 @@ def text(results: dict[str, Any]) -> str:
             "",
             f"`{results['command']}`, commit {results['commit']}, {results['date']}; {machine['cpu']}, one thread; "
             f"vLLM {machine['vllm']}, float32, {results['checkpoint']}. Medians of {results['rounds']} rounds in which "
-            f"the engines take turns on the same prompts, {results['tokens']} tokens an answer, greedy.",
+            f"the engines take turns on the same prompts, {results['tokens']} tokens an answer, greedy. A batch is "
+            "so many requests at any time: when one ends, the next begins.",
             "",
             "| batch | must | speed of the budget beside no drafts | |",
             "| --- | --- | --- | --- |",

@@ -49,14 +49,17 @@ def take_turns(
     rounds: int,
     say: Callable[[str], None],
 ) -> dict[str, Tally]:
-    """`rounds` rounds after one that warms up; in each, every engine answers all prompts, `batch` at a time."""
+    """`rounds` rounds after one that warms up; in each, every engine answers all prompts, `batch` at a time.
+
+    One at a time, engines take turns by the prompt, and what they did is told by kind of text.
+    """
     tallies = {mode: Tally() for mode in engines}
-    groups = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
+    groups = [[prompt] for prompt in prompts] if batch == 1 else [prompts]
     order = list(engines)
     for number in range(rounds + 1):
         took = {mode: Counter[str]() for mode in engines}
         for group in groups:
-            line = json.dumps({"prompts": [prompt.ids for prompt in group], "tokens": tokens})
+            line = json.dumps({"prompts": [prompt.ids for prompt in group], "tokens": tokens, "batch": batch})
             said = {mode: json.loads(engines[mode].ask(line)) for mode in order}
             order = order[1:] + order[:1]
             for mode, found in said.items():
