@@ -32,7 +32,7 @@ def start(script: str, mode: str, checkpoint: Path, batch: int, tokens: int) -> 
 
 
 def serve(mode: str, checkpoint: str, batch: int, tokens: int) -> None:
-    """In the engine's process: answer each line {"prompts": token ids, "tokens": count, "batch": how many at a time} with
+    """In the engine's process: answer each line {"prompts": token ids, "tokens": count, "batch": at a time} with
     what it took and did."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     from vllm import LLM
