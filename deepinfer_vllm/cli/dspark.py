@@ -41,6 +41,9 @@ def calibrate(
     max_tokens: MaxTokens = 256,
     temperature: Temperature = None,
     drafts: Drafts = None,
+    draft_sample_method: Annotated[
+        str, typer.Option(help="As engines are started with: greedy, which is vLLM's default, or probabilistic.")
+    ] = "greedy",
     dtype: Dtype = "auto",
     tensor_parallel_size: TensorParallel = 1,
     max_model_len: MaxModelLen = None,
@@ -48,7 +51,8 @@ def calibrate(
     """Fit the temperatures that make DSpark's confidences true, and write them beside the checkpoint.
 
     Answers the prompts with drafts that are all verified, or reads what an engine recorded. Engines started on the
-    checkpoint from then on use the file. Prompts should be like those that are served: a few hundred are enough.
+    checkpoint from then on use the file, if they draft as this did. Prompts should be like those that are served: a few
+    hundred are enough.
 
     Example: deepinfer calibrate-dspark /models/v41 --prompts prompts.jsonl
     """
@@ -63,9 +67,9 @@ def calibrate(
             made, found = work.from_records(directory, records, drafts)
         else:
             assert prompts is not None
-            choice = EngineChoice(drafts, dtype, tensor_parallel_size, max_model_len)
+            choice = EngineChoice(drafts, dtype, tensor_parallel_size, max_model_len, draft_sample_method)
             made, found = work.from_prompts(directory, prompts, choice, max_tokens, temperature)
-        typer.echo(f"Fitting {len(found.drafted):,} drafts of {made.positions} tokens.")
+        typer.echo(f"Fitting {len(found.drafted):,} {made.draft_sample_method} drafts of {made.positions} tokens.")
         calibration = work.fit_and_write(target, made, found)
     for line in table(calibration):
         typer.echo(line)

@@ -1,9 +1,9 @@
 """A calibration as JSON beside its checkpoint, and the engine's way of taking none rather than a wrong one.
 
-A file names what its temperatures are of: the checkpoint, by digest, and how many tokens a draft has; a draft layer's
-attention sees its whole block, so that a block of another length has other confidences. Where either differs, or the
-file cannot be read, confidences are used as they are, with one warning. dtype and numerics are noted: they move
-confidences little, so that another one is a remark.
+A file names what its temperatures are of: the checkpoint, by digest; how many tokens a draft has, as a draft layer's
+attention sees its whole block, so that a block of another length has other confidences; and how drafts are drawn, which
+decides what is accepted. Where one of these differs, or the file cannot be read, confidences are used as they are, with
+one warning. dtype and numerics are noted: they move confidences little, so that another one is a remark.
 """
 
 import json
@@ -36,6 +36,8 @@ class Made:
     """Tokens of a draft: num_speculative_tokens."""
     dtype: str = ""
     numerics: str = ""
+    draft_sample_method: str = ""
+    """"greedy" or "probabilistic": what is drawn decides how often it stands."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Made":
@@ -82,7 +84,7 @@ def read(path: Path) -> tuple[Calibration, Made]:
 def load(path: Path, made: Made, warn: Callable[[str], None]) -> Calibration:
     """The file's calibration for an engine of `made`, or none where it is another's or unreadable.
 
-    Never raises; says at most one line, with the effect. What `made` leaves empty, dtype or numerics, is not compared.
+    Never raises; says at most one line, with the effect. Of texts, those that are empty on a side are not compared.
     """
     try:
         calibration, of = read(path)
@@ -102,6 +104,11 @@ def _must_be(path: Path, of: Made, made: Made) -> None:
     if of.checkpoint != made.checkpoint:
         raise CalibrationFileError(
             f"{path} is of another checkpoint (digest {of.checkpoint[:12]}..., this one has {made.checkpoint[:12]}...)"
+        )
+    if of.draft_sample_method and made.draft_sample_method and of.draft_sample_method != made.draft_sample_method:
+        raise CalibrationFileError(
+            f"{path} is of {of.draft_sample_method} drafts, this engine makes {made.draft_sample_method} ones"
+            " (draft_sample_method)"
         )
     if of.positions != made.positions:
         raise CalibrationFileError(

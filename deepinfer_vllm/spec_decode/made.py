@@ -14,4 +14,5 @@ def made_for(config: Any) -> Made:
         config.speculative_config.num_speculative_tokens,
         str(config.model_config.dtype).removeprefix("torch."),
         str(envs.DEEPINFER_VLLM_NUMERICS),
+        str(config.speculative_config.draft_sample_method),
     )

@@ -31,6 +31,7 @@ class EngineChoice:
     dtype: str = "auto"
     tensor_parallel_size: int = 1
     max_model_len: int | None = None
+    draft_sample_method: str = "greedy"
 
 
 class OfflineEngine:
@@ -131,14 +132,18 @@ def _started(directory: Path, choice: EngineChoice, arguments: dict[str, Any]) -
         arguments = {**CPU_ARGUMENTS, **arguments}
     if choice.max_model_len is not None:
         arguments["max_model_len"] = choice.max_model_len
-    drafts = choice.drafts or block_size(directory)
+    speculative = {
+        "method": "dspark",
+        "num_speculative_tokens": choice.drafts or block_size(directory),
+        "draft_sample_method": choice.draft_sample_method,
+    }
     with refusals():
         llm = LLM(
             str(directory),
             dtype=choice.dtype,
             tensor_parallel_size=choice.tensor_parallel_size,
             tokenizer_mode="auto" if arguments.get("skip_tokenizer_init") else "deepseek_v41",
-            speculative_config={"method": "dspark", "num_speculative_tokens": drafts},
+            speculative_config=speculative,
             worker_extension_cls="deepinfer_vllm.spec_decode.worker_tools.DSparkWorker",
             **arguments,
         )

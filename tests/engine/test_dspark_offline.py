@@ -92,7 +92,7 @@ def test_records_are_the_drafts_of_the_run(case: Case, prompts: Path) -> None:
     """Each draft once, with the confidences of its own block and what became of it."""
     choice = EngineChoice(drafts=DRAFTS, dtype="float32")
     made, found = from_prompts(case.directory, prompts, choice, COUNT, 0.0)
-    assert made == Made(checkpoint_digest(case.directory), DRAFTS, "float32", "plain")
+    assert made == Made(checkpoint_digest(case.directory), DRAFTS, "float32", "plain", "greedy")
     assert found.drafted.tolist() == [DRAFTS] * len(found.drafted)
     expected = [expected_drafts(case, p, a) for p, a in zip(case.prompts, case.answers, strict=True)]
     assert len(found.drafted) == sum(map(len, expected))
@@ -110,10 +110,11 @@ def test_a_calibration_of_random_answers_in_bfloat16(
     """As most engines run, and with the temperature of the checkpoint."""
     out = tmp_path / "calibration.json"
     arguments = [case.directory, "--prompts", prompts, "--out", out, "--max-tokens", COUNT, "--dtype", "bfloat16"]
+    arguments += ["--draft-sample-method", "probabilistic"]
     assert main.run(["calibrate-dspark", *map(str, arguments)]) == 0
     calibration, made = read_calibration(out)
-    assert made == Made(checkpoint_digest(case.directory), DRAFTS, "bfloat16", "plain")
-    assert f"Fitting {calibration.outcomes[0]} drafts of 5 tokens." in capfd.readouterr().out
+    assert made == Made(checkpoint_digest(case.directory), DRAFTS, "bfloat16", "plain", "probabilistic")
+    assert f"Fitting {calibration.outcomes[0]} probabilistic drafts of 5 tokens." in capfd.readouterr().out
     assert calibration.is_identity and calibration.outcomes[0] > 20 and "are needed" in calibration.note
 
 
@@ -129,7 +130,7 @@ def test_an_engine_uses_its_calibration_and_records_what_its_budget_verifies(
     """Confidences as the head gave them, not the calibrated ones; drafts as far as they were verified."""
     record, beside = tmp_path / "records", case.directory / NAME
     monkeypatch.setenv("DEEPINFER_VLLM_DSPARK_RECORD", str(record))
-    made = Made(checkpoint_digest(case.directory), DRAFTS, "float32", "plain")
+    made = Made(checkpoint_digest(case.directory), DRAFTS, "float32", "plain", "greedy")
     write(beside, Calibration((0.5, 2.0, 2.0, 2.0, 2.0)), made)
     try:
         backend = start(case)

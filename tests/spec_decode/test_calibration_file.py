@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from deepinfer_vllm.spec_decode.calibration_file import (
 )
 
 CALIBRATION = Calibration((1.5, 0.75), (0.08, 0.06), (0.01, 0.02), (5000, 4000), "a note")
-MADE = Made("0123456789abcdef" * 4, 2, "bfloat16", "plain")
+MADE = Made("0123456789abcdef" * 4, 2, "bfloat16", "plain", "greedy")
 
 
 @pytest.fixture
@@ -72,6 +73,12 @@ def test_of_another_block_size(path: Path) -> None:
         len(said) == 1
         and "of drafts of 2 tokens, this engine drafts 5 (num_speculative_tokens); the draft's" in said[0]
     )
+
+
+def test_of_drafts_drawn_otherwise(path: Path) -> None:
+    found, said = loaded(path, replace(MADE, draft_sample_method="probabilistic"))
+    assert found == Calibration.identity(2) and len(said) == 1
+    assert "is of greedy drafts, this engine makes probabilistic ones (draft_sample_method); the draft's" in said[0]
 
 
 def test_of_other_arithmetic_is_used(path: Path) -> None:

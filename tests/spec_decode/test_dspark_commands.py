@@ -48,7 +48,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_a_fit_from_records(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of this checkpoint and the most frequent number of tokens, by requests; beside the checkpoint."""
     digest = checkpoint_digest(checkpoint)
-    made = Made(digest, 3, "bfloat16", "plain")
+    made = Made(digest, 3, "bfloat16", "plain", "greedy")
     confidences, drafted, accepted = record(tmp_path / "records", made, 12_000)
     record(tmp_path / "records", Made("f" * 64, 3), 20_000)
     record(tmp_path / "records", Made(digest, 2), 3_000)
@@ -60,7 +60,7 @@ def test_a_fit_from_records(checkpoint: Path, tmp_path: Path, capsys: pytest.Cap
     assert of == made and found.temperatures == pytest.approx([2.0] * 3, rel=0.25) and not found.note
     assert found == fit(confidences, drafted, accepted, hashes)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Fitting 12,000 drafts of 3 tokens."
+    assert lines[0] == "Fitting 12,000 greedy drafts of 3 tokens."
     assert lines[1].split() == ["position", "outcomes", "temperature", "ECE", "before", "ECE", "after"]
     for k in range(3):
         want = [f"{found.temperatures[k]:.3f}", f"{found.ece_before[k]:.2%}", f"{found.ece_after[k]:.2%}"]
