@@ -94,7 +94,6 @@ def train(
     target_steps: Annotated[int | None, typer.Option(help="Default: as many as the shipped pair's target had.")] = None,
     draft_steps: Annotated[int | None, typer.Option(help="Default: as many as its draft layers had.")] = None,
     seed: Annotated[int, typer.Option(help="Of first weights and texts.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     force: Annotated[bool, typer.Option("--force", help="Replace weights that the directory holds.")] = False,
 ) -> None:
     """Train the pair anew on made-up texts: some minutes of an idle core, with lines of progress.
@@ -112,7 +111,7 @@ def train(
 
         given = {"target_steps": target_steps, "draft_steps": draft_steps}
         recipe = replace(Recipe(seed=seed), **{name: steps for name, steps in given.items() if steps is not None})
-        make_pair(out, recipe, device=device, force=force, report=typer.echo)
+        make_pair(out, recipe, force=force, report=typer.echo)
 
 
 @app.command()

@@ -39,7 +39,7 @@ TRAINED = TextConfig(
     engram_head_dim=16,
     num_nextn_predict_layers=2,
 )
-"""Windows are short, so that what a text repeats comes from compressed rows; tables and experts are few."""
+"""Windows are short: what a text repeats from far above can only come from compressed rows."""
 
 
 @dataclass(frozen=True)

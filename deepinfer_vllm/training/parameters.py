@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ Weights = dict[str, torch.Tensor]
 
 def initial_parameters(config: dict[str, Any], seed: int) -> Weights:
     """Float32 parameters of a published config, as training starts; those of draft layers are `mtp.*`."""
-    generator, device = torch.Generator().manual_seed(seed), torch.get_default_device()
-    return {spec.name: nn.Parameter(_start(spec, generator).to(device)) for spec in tensor_specs(config)}
+    generator = torch.Generator().manual_seed(seed)
+    return {spec.name: nn.Parameter(_start(spec, generator)) for spec in tensor_specs(config)}
 
 
 def _start(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
@@ -25,7 +26,7 @@ def _start(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
     Hyper-connections start near plain residuals: streams stay apart, each takes every output, their mean is read.
     """
     name, kind = spec.name, spec.name.rpartition(".")[2]
-    noise = torch.randn(spec.shape, generator=generator, device="cpu")
+    noise = torch.randn(spec.shape, generator=generator)
     if "norm" in name.split(".")[-2] or kind in ("q_weight", "k_weight"):
         return torch.ones_like(noise)
     if kind in ("attn_sink", "bias", "bias_vl"):
@@ -33,7 +34,7 @@ def _start(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
     if kind.endswith("_scale"):
         return torch.full_like(noise, 0.3)
     if kind.endswith("_base"):
-        return _plain_residual(spec.shape[0]).to(noise) + 0.3 * noise
+        return _plain_residual(spec.shape[0]) + 0.3 * noise
     if name == "embed.weight" or "engram.embed" in name or "markov_head.embed" in name:
         return 0.5 * noise
     if "markov_head.head" in name or "confidence_head" in name:
@@ -45,5 +46,5 @@ def _start(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
 def _plain_residual(size: int) -> torch.Tensor:
     """Biases [(2 + M) * M]: `pre` 1/M each, `post` 1, `comb` nearly the identity."""
     streams = int((size + 1) ** 0.5) - 1
-    pre = torch.full((streams,), -torch.log(torch.tensor(streams - 1.0)).item())
+    pre = torch.full((streams,), -math.log(streams - 1))
     return torch.cat([pre, torch.zeros(streams), 4 * torch.eye(streams).flatten()])

@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from deepinfer_vllm.checkpoint.create import make_room
 from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
@@ -20,31 +17,24 @@ from deepinfer_vllm.training.shipped import write_pair
 from deepinfer_vllm.training.train import Recipe, Report, train
 
 
-def make_pair(directory: Path, recipe: Recipe, *, device: str = "cpu", force: bool = False, report: Report) -> None:
+def make_pair(directory: Path, recipe: Recipe, *, force: bool = False, report: Report) -> None:
     """Train and write a bf16 checkpoint and `card.json`.
 
-    Raises CheckpointError for too few steps, an unknown device and a directory that may not be replaced; OSError when
-    it cannot be written.
+    Raises CheckpointError for too few steps and a directory that may not be replaced; OSError.
     """
     if min(recipe.target_steps, recipe.draft_steps) < 1:
         raise CheckpointError(f"{recipe.target_steps} and {recipe.draft_steps} steps are too few: give at least 1 each")
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise CheckpointError(f"device {device!r} is not there: give cpu" + ("" if device == "cuda" else " or cuda"))
     make_room(directory, force)
     start = time.monotonic()
-    with (
-        nullcontext() if device == "cpu" else torch.device(device)
-    ):  # the latter costs a CPU a little at every operation
-        weights = train(trained_architecture(), recipe, report)
-        took = time.monotonic() - start
-        weights = {name: tensor.bfloat16().float() for name, tensor in weights.items()}
-        scores = evaluate(trained_architecture(), weights, rows=recipe.judged)
+    weights = train(trained_architecture(), recipe, report)
+    took = time.monotonic() - start
+    weights = {name: tensor.bfloat16().float() for name, tensor in weights.items()}
+    scores = evaluate(trained_architecture(), weights, rows=recipe.judged)
     for name, of in scores.items():
         report(_line(name, of))
-    made = write_pair(directory, {name: tensor.cpu() for name, tensor in weights.items()}, force=True)
+    made = write_pair(directory, weights, force=True)
     card = {
         "recipe": asdict(recipe),
-        "device": device,
         "sha256": hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest(),
         "scores": {name: _row(of) for name, of in scores.items()},
     }

@@ -77,7 +77,7 @@ def _train_draft(architecture: Architecture, parameters: Weights, recipe: Recipe
         with torch.no_grad():
             output = target.forward(ids[:, :-1])
         last = recipe.length - draft.size
-        places = torch.randint(1, last, (recipe.rows, recipe.anchors), generator=generator, device="cpu").to(ids.device)
+        places = torch.randint(1, last, (recipe.rows, recipe.anchors), generator=generator)
         loss, accepted, loads = block_losses(draft, ids, output.states, output.logits, places)
         loss.backward()
         optimiser.step()
