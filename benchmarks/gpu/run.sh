@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # All measurements of this folder, on a GPU host with vLLM 0.33 and what pack.sh packed on PYTHONPATH.
 #
-#   usage: run.sh OUT [PART ...]      parts: doctor oracle store fs; default: all. Logs and JSON go to OUT.
+#   usage: run.sh OUT [PART ...]      parts: doctor oracle store fs drafts; default: all. Logs and JSON go to OUT.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "$1"); shift
-parts=${*:-doctor oracle store fs}
+parts=${*:-doctor oracle store fs drafts}
 work=${WORK:-/tmp/deepinfer-gpu}
 mkdir -p "$out" "$work/states"
 begin=$(date +%s)
@@ -42,5 +42,10 @@ for part in $parts; do case $part in
             timeout 300 python3 "$here/store.py" $step "$work/wide" "$work/kv" "$out" > "$out/$step.log" 2>&1
             said "$step: exit code $?"; grep -E "^$step:" "$out/$step.log"
         done ;;
-    *) echo "run.sh: no part $part: choose from doctor, oracle, store, fs" >&2; exit 2 ;;
+    drafts)
+        for way in ${WAYS:-none fixed upstream ours}; do
+            timeout 300 python3 "$here/drafts.py" $way "$work/wide" "$out" > "$out/drafts-$way.log" 2>&1
+            said "drafts, $way: exit code $?"; grep -E "^$way:" "$out/drafts-$way.log"
+        done ;;
+    *) echo "run.sh: no part $part: choose from doctor, oracle, store, fs, drafts" >&2; exit 2 ;;
 esac; done
