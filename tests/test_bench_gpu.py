@@ -24,7 +24,7 @@ def call(script: str, *arguments: object, **environment: str) -> subprocess.Comp
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize("script", ["wide.py", "states.py", "reference_states.py", "compare.py", "store.py", "drafts.py"])
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
 def test_help_has_an_example(script: str) -> None:
     done = call(script, "--help")
     assert done.returncode == 0 and f"python benchmarks/gpu/{script}" in done.stdout
