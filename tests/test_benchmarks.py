@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
     "dspark.py",
+    "dspark_grammar.py",
     "kvstore.py",
     "kvstore_ec.py",
     "kvstore_engine.py",
@@ -44,6 +45,7 @@ def test_help_has_an_example(script: str) -> None:
         (["dspark.py", "--batch", "1", "0"], "--batch 0: must lie in 1..256"),
         (["dspark.py", "--tokens", "2000"], "--tokens 2000: must lie in 1..896"),
         (["dspark.py", "--checkpoint", "/no/such/directory"], "has no config.json"),
+        (["dspark_grammar.py", "--prompts", "17"], "--prompts 17: must lie in 1..16"),
         (["kvstore.py", "--sessions", "0"], "--sessions 0: must be at least 1"),
         (["kvstore.py", "--rounds", "9"], "4974 MiB on disk, at most 2048: take fewer --rounds or --blocks"),
         (["kvstore_ec.py", "--rounds", "1"], "--rounds 1: must be at least 2"),

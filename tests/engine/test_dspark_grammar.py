@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 import regex
-from safetensors.torch import load_file, save_file
 
 from deepinfer_vllm.checkpoint.backends import EngineBackend
-from deepinfer_vllm.checkpoint.create import create
 from deepinfer_vllm.spec_decode.grammar_drafts import GrammarDrafts
-from engine.foresight import GAIN, foresee
+from deepinfer_vllm.training.shipped import write_trained
 from engine.harness import preempt_all_every
 from engine.test_dspark import DRAFTS, HEAT, Case, accepted, outcomes
 from reference import load
@@ -51,8 +49,6 @@ REASONS = {
     "reasoning_config": {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"},
 }
 THINK = {"prompt": "Tell me<think>", "thinking_token_budget": 3}
-SPECIAL = range(1003, 1024)
-"""Tokens of the small tokenizer that stand for no text."""
 
 
 def params(grammar: dict[str, Any], **more: Any) -> Any:
@@ -94,21 +90,10 @@ def answers(backend: EngineBackend, prompt: str = PROMPT, **more: Any) -> list[l
     return [list(f.outputs[0].token_ids) for f in backend._llm.generate([prompt] * len(asked), asked, use_tqdm=False)]
 
 
-def tempt(directory: Path, tokens: set[int]) -> None:
-    """After each of the tokens the draft model would rather say one that no grammar knows than what comes."""
-    file = next(directory.glob("model*.safetensors"))
-    tensors = load_file(file)
-    embed, head = (next(n for n in tensors if n.endswith(f"markov_head.{part}.weight")) for part in ("embed", "head"))
-    for number, token in enumerate(sorted(tokens)):
-        tensors[head][SPECIAL[number % len(SPECIAL)]] += 1.5 * GAIN * tensors[embed][token]
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("grammar") / "checkpoint"
-    create(directory, layers=4, shards=1, dtype="float32")
-    return directory
+    """The trained pair, whose drafts are often right and know nothing of grammars."""
+    return write_trained(tmp_path_factory.mktemp("grammar") / "pair", dtype="float32").directory
 
 
 @dataclass
@@ -122,12 +107,8 @@ class Expected:
 
 @pytest.fixture(scope="module")
 def expected(directory: Path) -> Expected:
-    """Afterwards the draft model foresees it, but prefers what is forbidden."""
     with engine(directory, drafts=False, **REASONS) as backend:
-        found = Expected(answers(backend), answers(backend, **THINK))
-    foresee(directory, found.answers, forget=6)
-    tempt(directory, {token for answer in found.answers for token in answer})
-    return found
+        return Expected(answers(backend), answers(backend, **THINK))
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +141,7 @@ def test_answers_are_the_targets_and_more_drafts_stand(
         assert answers(backend) == expected.answers
     drafts = drafts_of(backend)
     assert drafts.masked_drafts > 0 and drafts.requests.unmasked == 0
-    assert accepted(backend)[1] > 2 * stood_unmasked
+    assert accepted(backend)[1] > 1.2 * stood_unmasked > 0
 
 
 def test_several_answers_to_a_prompt(backend: EngineBackend) -> None:
