@@ -96,7 +96,8 @@ class HostSpeculator(DSparkSpeculator):
         real, began = not dummy_run, time.perf_counter()
         if real and self.trace is not None and aux_hidden_states:
             self.trace.observe(input_batch, aux_hidden_states, last_hidden_states)
-        self.drafting = not real or self.decider is None or self.decider.wants_drafts(input_batch)
+        wanted = not real or self.decider is None or self.decider.wants_drafts(input_batch)
+        self.drafting = wanted and kwargs.get("num_speculative_tokens") != 0  # of which nobody would make use
         drafts = super().propose(
             input_batch,
             attn_metadata,

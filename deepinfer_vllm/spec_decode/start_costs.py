@@ -6,7 +6,7 @@ from typing import Any
 from deepinfer_vllm.spec_decode.cost_table import CostTable
 
 SECONDS = 1.0
-"""Tries end after so long, all sizes once included; those that were not tried lie on the line of the last two."""
+"""Tries end before so long; sizes that were not tried lie on the line of the last two that were."""
 TRIES = 4
 """Of each size, if there is time. The fastest counts: what else a machine does only ever adds."""
 FIRST = (1, 8)
@@ -28,15 +28,17 @@ def start_costs(runner: Any, ranks: Any) -> CostTable:
     shapes += [(size, 1) for size in sizes if size not in first]
     verify: dict[tuple[int, int], float] = {}
     draft: dict[tuple[int, int], float] = {}
-    _step(runner, 1, 1)  # whatever is set up at first use
+    per_token_s = _step(runner, 1, 1)[0]  # and whatever is set up at first use
     deadline = time.perf_counter() + SECONDS
     for attempt in range(TRIES):
         for size, context_len in shapes:
-            late = (attempt or size not in FIRST) and time.perf_counter() > deadline
-            if ranks.broadcast_object(late, src=0):
+            late = time.perf_counter() + size * per_token_s > deadline
+            needed = attempt == 0 and size in FIRST and context_len == 1
+            if ranks.broadcast_object(late and not needed, src=0):
                 break
             target_s, draft_s, requests = _step(runner, size, context_len)
-            _keep_least(verify, (size, size * context_len), target_s)
+            per_token_s = (target_s + draft_s) / size
+            _keep_least(verify, (size, requests * context_len), target_s)
             _keep_least(draft, (requests, requests * context_len), draft_s)
     verify, draft = ranks.broadcast_object((verify, draft), src=0)
     return CostTable.measured(_extended(verify, sizes), _extended(draft, _sizes(runner.max_num_reqs)))

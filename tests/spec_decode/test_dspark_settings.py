@@ -112,6 +112,39 @@ class TestFlagsOfVllm:
         with pytest.raises(ValueError, match="requires full CUDA graphs"):
             VllmConfig._validate_adaptive_verification(drafting("eagle"))
 
+    @pytest.mark.parametrize(
+        ("fields", "warned"), [({"dspark_block_size": 5}, False), ({"dspark_block_size": 7}, True), ({}, False)]
+    )
+    def test_blocks_of_another_length(
+        self, fields: dict[str, int], warned: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from deepinfer_vllm.spec_decode import start
+
+        said: list[str] = []
+        monkeypatch.setattr(start.logger, "warning", lambda text, *values: said.append(text % values))
+        hf = SimpleNamespace(**fields)
+        start.warn_of_another_block(
+            SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=hf), num_speculative_steps=5)
+        )
+        assert [text[:80] for text in said] == (
+            ["num_speculative_tokens=5, but the draft model was trained for blocks of 7, all o"] if warned else []
+        )
+
+    def test_what_cannot_have_a_budget_verifies_every_draft(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from deepinfer_vllm.spec_decode import start
+
+        said: list[str] = []
+        monkeypatch.setattr(start.logger, "warning", lambda text, *values: said.append(text % values))
+        ranks = SimpleNamespace(broadcast_object=lambda given, src=0: given)
+        lora = SimpleNamespace(vllm_config=engine(lora_config=object()))
+        assert start.affordable_costs(lora, ranks) is None
+        broken = SimpleNamespace(
+            vllm_config=engine(), max_num_tokens=8, max_num_reqs=2, max_model_len=16, _dummy_run=lambda *_, **__: 1 / 0
+        )
+        assert start.affordable_costs(broken, ranks) is None
+        assert len(said) == 2 and all(f"{BUDGET}=fixed" in text and "\n" not in text for text in said)
+        assert "--enable-lora" in said[0] and "ZeroDivisionError" in said[1]
+
     @pytest.mark.parametrize(("chosen", "v2"), [(None, True), (True, True), (False, False)])
     def test_runner_v2_unless_another_is_chosen(
         self, chosen: bool | None, v2: bool, monkeypatch: pytest.MonkeyPatch
