@@ -27,45 +27,53 @@ def survival(confidences: NDArray[np.floating], scheduled: Ints) -> Floats:
 
     confidences: [R, S], the chance that a draft is accepted if those before it are; scheduled: [R], drafts there are.
     """
-    chances = np.fmin(np.fmax(confidences, 0.0), 1.0, dtype=np.float64)
-    chances[np.arange(chances.shape[1]) >= scheduled[:, None]] = 0.0
-    return np.cumprod(chances, axis=1)
+    alive = np.fmin(np.fmax(confidences, 0.0), 1.0, dtype=np.float64)
+    alive[np.arange(alive.shape[1]) >= scheduled[:, None]] = 0.0
+    for position in range(1, alive.shape[1]):  # half the time of numpy's cumprod
+        alive[:, position] *= alive[:, position - 1]
+    return alive
 
 
-def early_stop(survival: Floats, sampling: int, seconds: Floats) -> int:
+def ranked(survival: Floats) -> Floats:
+    """[R * S]: the highest first."""
+    return np.sort(survival, axis=None)[::-1]
+
+
+def early_stop(ranked: Floats, sampling: int, seconds: Floats) -> int:
     """Drafts to verify: as many as it takes until one more no longer raises tokens a second.
 
-    Algorithm 1 of the DSpark paper (DeepSpec). survival: [R, S], current; sampling: requests that sample a token
-    anyway; seconds: [n + 1], positive, of a step that verifies 0, 1, ... n drafts. Returns at most n. Stops for good at
-    the first cost that jumps: give it `convex_floor` of costs that have steps.
+    Algorithm 1 of the DSpark paper (DeepSpec). ranked: current survivals, the highest first; sampling: requests that
+    sample a token anyway; seconds: [n + 1], positive, of a step that verifies 0, 1, ... n drafts. Returns at most n.
+    Stops for good at the first cost that jumps: give it `convex_floor` of costs that have steps.
     """
-    rates = _rates(survival, sampling, seconds)
+    rates = _rates(ranked, sampling, seconds)
     stops = rates[1:] <= rates[:-1]
     return int(stops.argmax()) if stops.any() else len(rates) - 1
 
 
-def delayed(stale_survival: Floats, sampling: int, seconds: Floats) -> int:
+def delayed(stale_ranked: Floats, sampling: int, seconds: Floats) -> int:
     """Drafts to verify: the least number with the most tokens a second, by survivals that are not of these drafts.
 
-    Section 5.2 of the DSpark paper. stale_survival: [R, S], of an earlier step; sampling, seconds: as in `early_stop`.
+    Section 5.2 of the DSpark paper. stale_ranked: survivals of earlier steps, the highest first; sampling, seconds: as
+    in `early_stop`.
     """
-    return int(_rates(stale_survival, sampling, seconds).argmax())
+    return int(_rates(stale_ranked, sampling, seconds).argmax())
 
 
-def allot(survival: Floats, budget: int) -> Ints:
+def allot(survival: Floats, budget: int, ranked: Floats | None = None) -> Ints:
     """[R]: drafts to verify of each request, the most likely survivors of all; of equal ones earlier positions, then
-    earlier requests. A request's are always its first ones. No more than survive with any chance."""
-    requests, positions = survival.shape
-    if budget >= survival.size:
-        return np.count_nonzero(survival, axis=1)
-    if budget <= 0:
-        return np.zeros(requests, dtype=np.int64)
-    least = np.partition(survival, survival.size - budget, axis=None)[survival.size - budget]
-    drafts = np.count_nonzero(survival > least, axis=1)
-    rest = budget - int(drafts.sum())
-    if least > 0.0 and rest:
-        equal = np.flatnonzero((survival == least).T)[:rest]
-        np.add.at(drafts, equal % requests, 1)
+    earlier requests. A request's are always its first ones. No more than survive with any chance.
+
+    survival: [R, S]; ranked: the same, the highest first, where they are at hand.
+    """
+    if budget <= 0 or budget >= survival.size:
+        return (survival > (0.0 if budget > 0 else np.inf)).sum(axis=1)
+    least = np.partition(survival, -budget, axis=None)[-budget] if ranked is None else ranked[budget - 1]
+    taken = survival >= least if least > 0.0 else survival > 0.0
+    drafts: Ints = taken.sum(axis=1)
+    if (beyond := int(drafts.sum()) - budget) > 0:
+        equal = np.flatnonzero((survival == least).T)[-beyond:]
+        np.subtract.at(drafts, equal % len(drafts), 1)
     return drafts
 
 
@@ -93,10 +101,10 @@ def filled(budget: int, seconds: Floats) -> int:
     return int(np.searchsorted(seconds, seconds[budget], side="right")) - 1
 
 
-def _rates(survival: Floats, sampling: int, seconds: Floats) -> Floats:
+def _rates(ranked: Floats, sampling: int, seconds: Floats) -> Floats:
     """[n + 1]: expected tokens a second with 0, 1, ... n drafts, the most likely survivors first."""
-    drafts = min(len(seconds) - 1, survival.size)
+    drafts = min(len(seconds) - 1, len(ranked))
     tokens = np.empty(drafts + 1)
     tokens[0] = sampling
-    tokens[1:] = np.sort(survival, axis=None)[::-1][:drafts]
-    return np.cumsum(tokens, out=tokens) / seconds[: drafts + 1]
+    tokens[1:] = ranked[:drafts]
+    return tokens.cumsum() / seconds[: drafts + 1]

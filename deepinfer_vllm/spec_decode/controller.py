@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_vllm.spec_decode.budget import allot, convex_floor, delayed, early_stop, filled, survival
+from deepinfer_vllm.spec_decode.budget import allot, convex_floor, delayed, early_stop, filled, ranked, survival
+from deepinfer_vllm.spec_decode.calibration import Calibration
 from deepinfer_vllm.spec_decode.cost_table import CostTable
 from deepinfer_vllm.spec_decode.expectation import Expectation
 from deepinfer_vllm.spec_decode.outcomes import Outcomes
+from deepinfer_vllm.spec_decode.settings import Settings
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
-Form = Literal["early-stop", "delayed", "fixed"]
 
 PROBING = 0.0005
-"""The part of all time that may be lost to steps that only look what another choice would cost; there are two kinds."""
+"""The part of all time that may be lost to steps that only look what the other choice, to draft or not, would bring."""
+CHEAPEST = 0.01
+"""The part of a step that a look is taken to lose at the least, so that there is not more than one in 20 steps."""
+CREDIT = 2.0
+"""Steps' time that may be owed for looks where costs have changed."""
+LOOKS = 5
+"""Looks in a row: as many as the cost table takes a median of."""
 DEAD_BAND = 0.001
 """Drafting stops where it loses more than this part of throughput, and begins where it gains more."""
-
-
-class Calibrates(Protocol):
-    """Turns confidences [R, S] into chances."""
-
-    def apply(self, confidences: NDArray[np.floating]) -> NDArray[np.floating]: ...
-
-
-class Chosen(Protocol):
-    """How the budget is found: `early-stop` where confidences of the drafts at hand are known by then, `delayed` where
-    only an earlier step's are, `fixed` to verify every draft and always draft."""
-
-    @property
-    def form(self) -> Form: ...
+PRICE = 0.9
+"""Of what drafts cost, what they are taken to cost. Throughput is flat around the best budget; this takes the upper
+end, as steps have costs that are not measured here and that more tokens a step save."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,12 @@ class Plan:
 class Controller:
     """The whole decision, without a clock, a device or vLLM: told the same, two of these decide the same.
 
-    A step: `plan` if drafts were made for it, then `wants_drafts` (which `plan` has asked already: `Plan.drafting`);
-    later, in any step, `verified` and `observe_*`. Every decision about a draft follows from what was known before it
-    was drawn (see `budget`), so outputs keep the target's distribution. One thread.
+    Each step asks once: `plan` if drafts were made for it, else `wants_drafts`; later, in any step, come `verified` and
+    `observe_*`. Every decision about a draft follows from what was known before it was drawn (see `budget`), so outputs
+    keep the target's distribution. One thread.
     """
 
-    def __init__(self, calibration: Calibrates | None, costs: CostTable, settings: Chosen) -> None:
+    def __init__(self, calibration: Calibration | None, costs: CostTable, settings: Settings) -> None:
         """calibration: None to take confidences as they are."""
         self.costs = costs
         self.settings = settings
@@ -68,9 +64,13 @@ class Controller:
         self._outcomes = Outcomes()
         self._expected = Expectation()
         self._drafting = True
-        self._credit_s = {"verify": 0.0, "draft": 0.0}
-        self.probes = {"verify": 0, "draft": 0}
-        """Steps that were spent on looking."""
+        self._saved_s = 0.0
+        self._looking = 0
+        self._trying = False
+        """Whether drafts at hand were made for a look."""
+        self._surprises = 0
+        self.looks = 0
+        """Steps that did other than seemed best."""
 
     def plan(
         self,
@@ -95,27 +95,24 @@ class Controller:
             alive = survival(np.ones_like(confidences), scheduled)
             return Plan(allot(alive, limit), float(verify[limit]), True)
         alive = survival(self._chances(confidences), scheduled)
-        seconds = verify + self.costs.draft_s(requests, context_tokens)
+        draft_s = self.costs.draft_s(requests, context_tokens)
+        seconds = verify + draft_s
+        best = ranked(alive)
+        self._saw(alive, scheduled, best)
+        priced = seconds[0] + PRICE * (seconds - seconds[0])
         if self.settings.form == "delayed":
-            budget = delayed(alive, sampling, seconds)
+            budget = delayed(self._expected.mixed(best) if self._expected.known else best, sampling, priced)
         else:
-            budget = filled(early_stop(alive, sampling, convex_floor(seconds)), seconds)
-        self._expected.saw(alive, scheduled)
-        budget = self._probed(budget, sampling, seconds)
-        drafting = self.wants_drafts(requests, context_tokens)
-        return Plan(allot(alive, budget), float(verify[budget]), drafting)
+            budget = filled(early_stop(best, sampling, convex_floor(priced)), verify)
+        if self._trying:  # else a table that is wrong about drafts would never hear of one
+            budget = max(budget, min(requests, limit))
+        drafting = self._worth(requests, context_tokens, draft_s)
+        return Plan(allot(alive, budget, best), float(verify[budget]), drafting)
 
     def wants_drafts(self, requests: int, context_tokens: int) -> bool:
-        """Whether the draft block is worth its time for a batch of so many, or nothing is known yet. Once a step."""
-        if self.settings.form == "fixed" or not self._expected.known:
-            return True
-        without = self.costs.verify_s(requests, requests, context_tokens)[0]
-        gain, loss_s = self._gain(requests, context_tokens, float(without))
-        self._drafting = gain > (-DEAD_BAND if self._drafting else DEAD_BAND)
-        if self._drafting:
-            return True
-        self._expected.aged()
-        return self._affords("draft", float(without), loss_s)
+        """Whether the draft block is worth its time for a batch of so many, or nothing is known yet. Once a step, where
+        `plan` was not asked."""
+        return self._worth(requests, context_tokens, self.costs.draft_s(requests, context_tokens))
 
     def verified(self, confidences: NDArray[np.floating], drafts: Ints, accepted: Ints) -> None:
         """What became of drafts: their confidences [R, S] as `plan` gets them, how many were verified [R], and how many
@@ -136,29 +133,41 @@ class Controller:
     def _chances(self, confidences: NDArray[np.floating]) -> NDArray[np.floating]:
         return self._outcomes.corrected(self._calibrated(confidences))
 
-    def _gain(self, requests: int, context_tokens: int, without: float) -> tuple[float, float]:
-        """Of drafting, relative to not drafting; and the seconds that a step of it loses."""
+    def _saw(self, alive: Floats, scheduled: Ints, best: Floats) -> None:
+        whole = scheduled == alive.shape[1]
+        if self.settings.form == "delayed":
+            whole &= alive[:, -1] < 1.0  # else there was no earlier step
+        if count := int(np.count_nonzero(whole)):
+            self._expected.saw(best if count == len(whole) else ranked(alive[whole]), count)
+
+    def _worth(self, requests: int, context_tokens: int, draft_s: float) -> bool:
+        if self.settings.form == "fixed" or not requests or not self._expected.known:
+            return True
         drafts, tokens = self._expected.tokens(requests)
-        verify = self.costs.verify_s(requests, requests + int(drafts[-1]), context_tokens)[drafts]
-        seconds = verify + self.costs.draft_s(requests, context_tokens)
-        best = int((tokens / seconds).argmax())
-        gain = float(tokens[best] * without / (requests * seconds[best])) - 1.0
-        return gain, max(0.0, float(seconds[best] - without * tokens[best] / requests))
+        verify = self.costs.verify_at_s(requests + drafts, context_tokens)
+        without, seconds = float(verify[0]), verify + draft_s
+        gain = float((tokens / seconds).max()) * without / requests - 1.0
+        self._drafting = gain > (-DEAD_BAND if self._drafting else DEAD_BAND)
+        if self._drafting:
+            self._trying = False
+            return not self._looks(without, gain / (1.0 + gain))
+        self._expected.aged()
+        one_each = int(np.searchsorted(drafts, requests))
+        self._trying = self._looks(without, float((seconds / without - tokens / requests)[one_each:].min()))
+        return self._trying
 
-    def _probed(self, budget: int, sampling: int, seconds: Floats) -> int:
-        """Now and then the farther of no drafts and all: so the table's other end stays true too."""
-        end = len(seconds) - 1
-        other = 0 if 2 * budget > end else end
-        if not self._drafting or not sampling or other == budget:
-            return budget
-        rate = sampling / float(seconds[0])
-        loss_s = abs(float(seconds[other] - seconds[budget])) + (sampling / rate if other == 0 else 0.0)
-        return other if self._affords("verify", float(seconds[budget]), loss_s) else budget
-
-    def _affords(self, kind: str, step_s: float, loss_s: float) -> bool:
-        """Whether time saved up pays for a look that loses so much; never more than one look is saved up."""
-        saved = min(self._credit_s[kind] + PROBING * step_s, loss_s + step_s)
-        affordable = saved >= max(loss_s, PROBING * step_s * 100)
-        self._credit_s[kind] = saved - loss_s if affordable else saved
-        self.probes[kind] += affordable
-        return affordable
+    def _looks(self, step_s: float, loss: float) -> bool:
+        """Whether to do the other for this step, at a loss relative to `step_s`, out of time saved up for it; at once,
+        on credit, where costs have changed and nothing is owed."""
+        loss_s = step_s * max(loss, CHEAPEST)
+        self._saved_s = min(self._saved_s + PROBING * step_s, LOOKS * loss_s)
+        surprised = self.costs.surprises > self._surprises and 0.0 <= self._saved_s >= LOOKS * loss_s - CREDIT * step_s
+        if not self._looking and (surprised or self._saved_s >= LOOKS * loss_s):
+            self._looking = LOOKS
+            self._surprises = self.costs.surprises
+        if not self._looking:
+            return False
+        self._looking -= 1
+        self._saved_s -= loss_s
+        self.looks += 1
+        return True

@@ -20,13 +20,17 @@ CONTEXTS = np.array([0.0, *(4.0**power for power in range(6, 14))])
 """Where context is tabulated; between 4,096 and 67,108,864 tokens every fourfold."""
 
 _BATCH = 5  # times of a node whose median counts as one
-_KEPT = 8.0  # medians that a node's mean remembers
+_FINE = 1.1  # from node to node, where any size can be
+_KEPT = 32.0  # medians that a node's mean remembers
 _HALF_LIFE = 4000  # observations until a node that is not visited counts half
-_CLIP = 0.25  # of the logarithm: the most that a median counts
+_CLIP = 0.25  # of the logarithm: the most that a median counts, and of a node without any eight times as much
+_SURPRISE = 0.1  # of the logarithm: a median farther off says that costs have changed
+_CALM = 500  # observations without such a one, after which the next begins another change
 _OCTAVES, _STEPS = 0.7, 1.0  # how far along sizes and contexts a correction is believed
-_EVERYWHERE = 0.02  # of it that is believed at any distance
-_PRIOR = 0.1  # medians that the start's measurement counts as
-_OWN = 1.0  # medians after which a node trusts its own half
+_EVERYWHERE = 0.02  # of it that is believed at any context
+_PRIOR = 0.02  # nodes that the start's measurement counts as
+_OWN = 1.0  # medians of a node that tell as much of it as is peculiar to it
+_RIDGE = 0.006  # (what medians err by / how far shapes drift) ** 2, both relative: 0.016 and 0.2
 
 
 class CostSurface:
@@ -49,10 +53,13 @@ class CostSurface:
         self._weight, self._log = np.zeros(shape), np.zeros(shape)
         self._seen = np.zeros(shape)
         self._observed = 0
+        self.surprises = 0
+        """Medians that were more than a tenth off."""
+        self._last_surprise = self._changed = -_CALM
         self._pending: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
         octaves = np.subtract.outer(np.log2(self.sizes), np.log2(self.sizes)) / _OCTAVES
         steps = np.subtract.outer(np.arange(len(CONTEXTS)), np.arange(len(CONTEXTS))) / _STEPS
-        self._near_sizes, self._near_contexts = np.exp(-(octaves**2) / 2), np.exp(-(steps**2) / 2)
+        self._near_sizes, self._near_contexts = np.exp(-(octaves**2) / 2), np.exp(-(steps**2) / 2) + _EVERYWHERE
         self._reach(int(self.sizes[-1]))
 
     @classmethod
@@ -80,13 +87,20 @@ class CostSurface:
             context, seconds = points[size][0]
             slope = 0.0 if nearest is None else slopes[nearest]
             start[row] = np.maximum(seconds + slope * (CONTEXTS - context), 0.1 * seconds)
-        return cls(sizes, start, padded_to)
+        finer = _finer(sizes, padded_to)
+        return cls(finer, np.array([np.interp(finer, sizes, column) for column in start.T]).T, padded_to)
 
     def between(self, first: int, last: int, context_tokens: float) -> Floats:
         """[last - first + 1]: seconds of each size from `first` to `last`; those beyond all nodes on the last line."""
         if last >= len(self._lower):
             self._reach(2 * last)
         return self._expanded(self.seconds, slice(first, last + 1), context_tokens)
+
+    def at(self, sizes: NDArray[np.int64], context_tokens: float) -> Floats:
+        """[n]: seconds of sizes [n], rising."""
+        if sizes[-1] >= len(self._lower):
+            self._reach(2 * int(sizes[-1]))
+        return self._expanded(self.seconds, sizes, context_tokens)
 
     def observe(self, size: int, context_tokens: int, seconds: float) -> None:
         """A live time. What cannot be one is ignored."""
@@ -95,18 +109,24 @@ class CostSurface:
         if size >= len(self._lower):
             self._reach(2 * size)
         self._observed += 1
-        expected = self._expanded(self.start, slice(size, size + 1), context_tokens)[0]
-        row = int(self._lower[size] + round(self._part[size])) if size <= self.sizes[-1] else len(self.sizes) - 1
-        node = row, int(round(_context_place(context_tokens)))
+        expected = self._expanded(self.seconds, slice(size, size + 1), context_tokens)[0]
+        node = int(self._lower[size]) + int(self._part[size] >= 0.5), int(round(_context_place(context_tokens)))
+        node = min(node[0], len(self.sizes) - 1), node[1]
         pending = self._pending[node]
-        pending.append(float(np.log(seconds / expected)))
+        pending.append(float(np.log(seconds / expected * self.seconds[node] / self.start[node])))
         if len(pending) == _BATCH:
             self._learn(node, median(pending))
             pending.clear()
 
     def to_json(self) -> dict[str, Any]:
         """All but the times that wait for their median."""
-        arrays = {"start": self.start, "weight": self._weight, "log": self._log, "seen": self._seen}
+        arrays = {
+            "start": self.start,
+            "seconds": self.seconds,
+            "weight": self._weight,
+            "log": self._log,
+            "seen": self._seen,
+        }
         return {
             "sizes": self.sizes.tolist(),
             "padded_to": self.padded_to,
@@ -120,41 +140,66 @@ class CostSurface:
         try:
             surface = cls(found["sizes"], np.array(found["start"]), int(found["padded_to"]))
             shape = surface.start.shape
-            surface._weight, surface._log, surface._seen = (
-                np.array(found[name], dtype=np.float64).reshape(shape) for name in ("weight", "log", "seen")
+            surface.seconds, surface._weight, surface._log, surface._seen = (
+                np.array(found[name], dtype=np.float64).reshape(shape) for name in ("seconds", "weight", "log", "seen")
             )
             surface._observed = int(found["observed"])
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"not a cost table: {type(error).__name__} {error}") from error
-        surface._correct()
         return surface
 
     def _learn(self, node: tuple[int, int], seen: float) -> None:
         weight = self._weight[node] * 0.5 ** ((self._observed - self._seen[node]) / _HALF_LIFE)
         believed = float(np.log(self.seconds[node] / self.start[node]))
         before = self._log[node] if weight > 0.0 else believed
-        clipped = min(max(seen, believed - _CLIP), believed + _CLIP)
+        clip = _CLIP if weight >= 1.0 else 8 * _CLIP
+        if abs(seen - believed) > _SURPRISE:
+            self._surprised()
+            weight /= 2
         self._weight[node] = min(weight + 1.0, _KEPT)
-        self._log[node] = before + (clipped - before) / self._weight[node]
+        self._log[node] = before + (min(max(seen, before - clip), before + clip) - before) / self._weight[node]
         self._seen[node] = self._observed
         self._correct()
 
+    def _surprised(self) -> None:
+        """What was learnt before costs began to change counts half."""
+        if self._observed - self._last_surprise > _CALM:
+            self._changed = self._observed
+        self._last_surprise = self._observed
+        self.surprises += 1
+        self._weight[self._seen < self._changed] /= 2
+
     def _correct(self) -> None:
         weight = self._weight * 0.5 ** ((self._observed - self._seen) / _HALF_LIFE)
-        near = self._near_sizes @ weight @ self._near_contexts + _EVERYWHERE * weight.sum()
-        moved = weight * self._log
-        pull = self._near_sizes @ moved @ self._near_contexts + _EVERYWHERE * moved.sum()
-        shared = pull / (near + _PRIOR)
-        own = weight / (weight + _OWN)
-        self.seconds = _rising(self.start * np.exp(shared + own * (self._log - shared)))
+        heard = weight / (weight + _OWN)
+        trend = self._trend(heard)
+        beside = self._log - np.log(trend)
+        near = self._near_sizes @ heard @ self._near_contexts
+        shared = self._near_sizes @ (heard * beside) @ self._near_contexts / (near + _PRIOR)
+        self.seconds = _rising(self.start * trend * np.exp(shared + heard * (beside - shared)))
 
-    def _expanded(self, seconds: Floats, sizes: slice, context_tokens: float) -> Floats:
+    def _trend(self, heard: Floats) -> Floats:
+        """[G, 9]: the ratios to the start's if what changed is a factor and a time per token: ridge regression."""
+        ratio, per_token = np.exp(self._log), self.sizes[:, None] / self.start
+
+        def total(values: Floats) -> Floats:
+            return np.sum(heard * values, axis=0) @ self._near_contexts
+
+        count = np.maximum(total(np.ones_like(ratio)), 1e-9)
+        centre, mean = total(per_token) / count, total(ratio) / count
+        slope = (total(ratio * per_token) - count * centre * mean) / (
+            np.maximum(total(per_token**2) - count * centre**2, 0.0) + _RIDGE * centre**2 + 1e-30
+        )
+        level = (count * mean + _PRIOR) / (count + _PRIOR)
+        return np.clip(level + slope * (per_token - centre), 0.2 * level, 5.0 * level)
+
+    def _expanded(self, seconds: Floats, sizes: slice | NDArray[np.int64], context_tokens: float) -> Floats:
         place = _context_place(context_tokens)
         left = min(int(place), len(CONTEXTS) - 2)
-        part = (context_tokens - CONTEXTS[left]) / (CONTEXTS[left + 1] - CONTEXTS[left])
+        part = min((context_tokens - CONTEXTS[left]) / (CONTEXTS[left + 1] - CONTEXTS[left]), 1.0)
         row = seconds[:, left] + part * (seconds[:, left + 1] - seconds[:, left])
-        lower = self._lower[sizes]
-        return row[lower] + self._part[sizes] * (self._rise @ row)[lower]
+        below = row[self._lower[sizes]]
+        return below + self._part[sizes] * (row[self._upper[sizes]] - below)
 
     def _reach(self, size: int) -> None:
         """Where sizes up to this one lie between nodes."""
@@ -162,18 +207,26 @@ class CostSurface:
         last = len(self.sizes) - 1
         above = np.searchsorted(self.sizes, values)
         self._lower = np.clip(above - 1, 0, max(0, last - 1))
-        upper = np.minimum(self._lower + 1, last)
-        apart = np.maximum(self.sizes[upper] - self.sizes[self._lower], 1)
+        self._upper = np.minimum(self._lower + 1, last)
+        apart = np.maximum(self.sizes[self._upper] - self.sizes[self._lower], 1)
         self._part = np.maximum((values - self.sizes[self._lower]) / apart, 0.0)
         padded = (values <= self.padded_to) & (values <= self.sizes[-1])
         self._part[padded] = (above - self._lower)[padded]
-        self._rise = np.eye(last + 1, k=1)[:, : last + 1] - np.eye(last + 1)
-        self._rise[last] = 0.0
 
 
 def usable(size: int, context_tokens: int, seconds: float) -> bool:
     """Whether this can be a measured step."""
     return size >= 1 and context_tokens >= 0 and 0.0 < seconds <= MAX_SECONDS
+
+
+def _finer(sizes: list[int], padded_to: int) -> list[int]:
+    """With more sizes where the next is more than a tenth larger and batches are not padded to it."""
+    found = sizes[:1]
+    for size in sizes[1:]:
+        while found[-1] >= padded_to and size > (following := max(found[-1] + 1, int(found[-1] * _FINE))):
+            found.append(following)
+        found.append(size)
+    return found
 
 
 def _context_place(context_tokens: float) -> float:

@@ -38,9 +38,18 @@ class CostTable:
         """Median of |predicted - observed| / observed of the last 65 target steps, predicted before each was learnt."""
         return median(self._errors) if self._errors else None
 
+    @property
+    def surprises(self) -> int:
+        """How often live times of target steps were so far off that costs must have changed."""
+        return self._verify.surprises
+
     def verify_s(self, first_tokens: int, last_tokens: int, context_tokens: int) -> NDArray[np.float64]:
         """[last - first + 1] seconds of a target step over first, first + 1, ... last tokens; never falling."""
         return self._verify.between(first_tokens, last_tokens, context_tokens)
+
+    def verify_at_s(self, tokens: NDArray[np.int64], context_tokens: int) -> NDArray[np.float64]:
+        """[n] seconds of target steps over tokens [n], rising."""
+        return self._verify.at(tokens, context_tokens)
 
     def draft_s(self, requests: int, context_tokens: int) -> float:
         """Seconds to draft a block for each of so many requests."""

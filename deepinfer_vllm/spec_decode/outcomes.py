@@ -6,43 +6,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 _KEPT = 4000.0  # drafts of a position that its correction remembers
-_PRIOR = 20.0  # informative drafts that its start counts as
-_MOST = 4.0  # of a correction, in logits
+_PRIOR = 20.0  # informative drafts that no correction counts as
+_ENOUGH = 64  # drafts a step that are learnt from; of more every so many
+_MOST = 0.5  # of a step of either coefficient
 
 
 class Outcomes:
-    """For each position a shift of the logit, the one at which as many drafts were accepted as expected.
+    """A logistic regression for each position, of whether a draft is accepted on the logit of its chance.
 
-    It is a logistic regression of one intercept, by Newton steps over a fading memory. It mends confidences that are
-    all too high or too low; what tells good drafts from bad ones is the calibration's. A shift for a position never
-    reverses the order of its drafts. One thread.
+    Newton steps over a fading memory, from slope 1 and shift 0: confidences that are too sure or not sure enough are
+    mended while the engine runs, with or without a calibration. Slopes stay positive, so the order of a position's
+    drafts stays. One thread.
     """
 
     def __init__(self) -> None:
-        self._odds = np.ones(0)
-        """[S]: what odds are multiplied by."""
+        self._slope, self._odds = np.ones(0), np.ones(0)
+        """[S]: power of the odds, and what they are multiplied by."""
         self._shift = np.zeros(0)
-        self._information = np.zeros(0)
+        self._information = np.zeros((0, 3))
+        """[S, 3]: of shift, of both, of slope."""
+        self._skipped = 0
 
     def corrected(self, chances: NDArray[np.floating]) -> NDArray[np.floating]:
         """[R, S] from [R, S]."""
         if not len(self._odds):
             return chances
-        raised = chances * self._odds
-        return raised / (1.0 - chances + raised)
+        raised = self._odds * chances**self._slope
+        return raised / (raised + (1.0 - chances) ** self._slope)
 
     def saw(self, chances: NDArray[np.floating], drafts: NDArray[np.integer], accepted: NDArray[np.integer]) -> None:
         """chances: [R, S], not yet corrected; drafts: [R], verified; accepted: [R], the first of these."""
-        positions = chances.shape[1]
+        requests, positions = chances.shape
+        every = max(1, requests // _ENOUGH)
+        self._skipped += 1
+        if self._skipped % every:
+            return
         if not len(self._odds):
-            self._odds, self._shift, self._information = np.ones(positions), np.zeros(positions), np.zeros(positions)
+            self._slope, self._odds, self._shift = np.ones(positions), np.ones(positions), np.zeros(positions)
+            self._information = np.zeros((positions, 3))
+        chances = np.fmin(np.fmax(chances, 1e-4), 1.0 - 1e-4)
         steps = np.arange(positions)
         tried = (steps < drafts[:, None]) & (steps <= accepted[:, None])
-        expected = np.where(tried, np.fmin(np.fmax(self.corrected(chances), 1e-3), 1.0 - 1e-3), 0.0)
-        informative = (expected * (1.0 - expected)).sum(axis=0)
-        missed = (tried & (steps < accepted[:, None])).sum(axis=0) - expected.sum(axis=0)
-        fades = 1.0 - np.minimum(tried.sum(axis=0) / _KEPT, 0.5)
-        self._information = self._information * fades + informative
-        step = missed / (self._information + _PRIOR)
-        self._shift = np.clip(self._shift + np.clip(step, -1.0, 1.0), -_MOST, _MOST)
-        self._odds = np.exp(self._shift)
+        logits = np.log(chances / (1.0 - chances))
+        expected = self.corrected(chances)
+        weight = np.where(tried, expected * (1.0 - expected), 0.0)
+        missed = np.where(tried, (steps < accepted[:, None]) - expected, 0.0)
+        by_logit = weight * logits
+        news = np.stack([weight.sum(axis=0), by_logit.sum(axis=0), (by_logit * logits).sum(axis=0)], axis=1)
+        fades = 1.0 - np.minimum(every * tried.sum(axis=0) / _KEPT, 0.5)
+        self._information = self._information * fades[:, None] + news
+        of_shift, of_both, of_slope = (self._information + (_PRIOR, 0.0, _PRIOR)).T
+        pull, turn = missed.sum(axis=0), (missed * logits).sum(axis=0)
+        scale = of_shift * of_slope - of_both**2
+        self._shift = self._shift + np.clip((of_slope * pull - of_both * turn) / scale, -_MOST, _MOST)
+        self._slope = np.clip(self._slope + np.clip((of_shift * turn - of_both * pull) / scale, -_MOST, _MOST), 0.1, 10)
+        self._odds = np.exp(np.clip(self._shift, -4.0, 4.0))

@@ -6,10 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_vllm.spec_decode.budget import allot, convex_floor, delayed, early_stop, filled, survival
+from deepinfer_vllm.spec_decode.budget import allot, convex_floor, delayed, early_stop, filled, ranked, survival
 
 CHANCES = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.5, 0.8, 0.95, 1.0])
 
@@ -59,23 +59,26 @@ def test_survival_is_a_product_and_ends_with_what_is_scheduled() -> None:
     assert confidences[0, 2] == 0.5, "the caller's array is as it was"
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_early_stop_is_the_papers_algorithm(data: st.DataObject) -> None:
     alive, sampling = data.draw(batches())
     seconds = data.draw(costs(data.draw(st.integers(0, alive.size))))
-    assert early_stop(alive, sampling, seconds) == paper(alive, sampling, seconds)
+    assert early_stop(ranked(alive), sampling, seconds) == paper(alive, sampling, seconds)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_delayed_is_the_best_of_all_choices(data: st.DataObject) -> None:
     alive, sampling = data.draw(batches())
     seconds = data.draw(costs(alive.size))
-    budget = delayed(alive, sampling, seconds)
+    budget = delayed(ranked(alive), sampling, seconds)
     rates = [(sampling + gain(alive, choice)) / seconds[sum(choice)] for choice in every_choice(alive)]
     found = (sampling + gain(alive, tuple(allot(alive, budget)))) / seconds[budget]
     assert found == pytest.approx(max(rates), rel=1e-12)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_allot_gains_most_for_its_budget(data: st.DataObject) -> None:
     alive, _ = data.draw(batches())
@@ -111,11 +114,13 @@ def slow_floor(seconds: np.ndarray) -> list[float]:
     ]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 24).flatmap(costs))
 def test_convex_floor(seconds: np.ndarray) -> None:
     np.testing.assert_allclose(convex_floor(seconds), slow_floor(seconds), rtol=1e-12)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 24).flatmap(costs), st.data())
 def test_filled_costs_nothing_more(seconds: np.ndarray, data: st.DataObject) -> None:
     budget = data.draw(st.integers(0, len(seconds) - 1))
@@ -124,6 +129,7 @@ def test_filled_costs_nothing_more(seconds: np.ndarray, data: st.DataObject) -> 
     assert last + 1 == len(seconds) or seconds[last + 1] > seconds[budget]
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_with_convex_costs_early_stop_finds_the_best_budget(data: st.DataObject) -> None:
     alive, sampling = data.draw(batches())
@@ -131,14 +137,14 @@ def test_with_convex_costs_early_stop_finds_the_best_budget(data: st.DataObject)
     seconds = 1.0 + np.cumsum([0.0, *rises])
     tokens = sampling + np.cumsum([0.0, *np.sort(alive, axis=None)[::-1]])
     best = (tokens / seconds).max()
-    budget = early_stop(alive, sampling, seconds)
+    budget = early_stop(ranked(alive), sampling, seconds)
     assert tokens[budget] / seconds[budget] == pytest.approx(best, rel=1e-12)
 
 
 def test_early_stop_stays_below_a_padded_size_and_its_floor_does_not() -> None:
     alive = np.full((8, 1), 0.9)
     seconds = np.array([1.0, *[1.2] * 8])
-    assert early_stop(alive, 2, seconds) == 8
-    assert early_stop(alive, 8, seconds) == 0, "the first draft pays for all eight"
-    budget = early_stop(alive, 8, convex_floor(seconds))
+    assert early_stop(ranked(alive), 2, seconds) == 8
+    assert early_stop(ranked(alive), 8, seconds) == 0, "the first draft pays for all eight"
+    budget = early_stop(ranked(alive), 8, convex_floor(seconds))
     assert budget == 8 and filled(1, seconds) == 8
