@@ -30,6 +30,8 @@ PAGE_OF = {
     "router": "router",
     "costmodel": "router",
     "simulator": "router",
+    "deepinfer_vllm/spec_decode": "dspark",
+    "deepinfer_vllm/training": "dspark",
 }
 
 
@@ -49,9 +51,19 @@ def test_every_option_of_the_connector_is_on_its_page(root: Path) -> None:
     assert {name for name in options if not re.search(rf"\b{name}\b", page)} == set()
 
 
-def test_every_test_it_names_is_there(root: Path) -> None:
-    section = (root / "docs/model.md").read_text().split("## What is tested where")[1]
-    names = re.findall(r"`((?:tests/)?[a-z0-9_*/]*(?:\.py|/))`", section)
-    assert len(names) > 20
+@pytest.mark.parametrize(
+    ("page", "heading"), [("model", "## What is tested where"), ("dspark", "## What works with what")]
+)
+def test_every_test_it_names_is_there(root: Path, page: str, heading: str) -> None:
+    section = (root / f"docs/{page}.md").read_text().split(heading)[1]
+    names = re.findall(r"`((?:tests/)?[a-z0-9_*/]*(?:\.py|/))`", section.split("\n## ")[0])
+    assert len(names) > 10
     missing = [n for n in names if not (list(root.glob(n)) or list((root / "tests").rglob(n)))]
     assert missing == []
+
+
+def test_every_link_to_a_file_leads_there(root: Path) -> None:
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/results/*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text())]
+    assert len(links) > 50
+    assert [(page.name, link) for page, link in links if "://" not in link and not (page.parent / link).exists()] == []
