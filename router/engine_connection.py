@@ -95,7 +95,9 @@ class EngineConnection(asyncio.Protocol):
         self._waiter = waiter = pool.loop.create_future()
         if self._closed:
             self._silent, self._sent_at = True, pool.loop.time()
-            waiter.set_exception(UpstreamError("reset", True, f"{self.name} has closed the connection"))
+            waiter.set_exception(
+                UpstreamError("reset", False, f"{self.name}: the connection closed before it was used")
+            )
             return waiter
         self._sent_at = now = pool.loop.time()
         self._head_only = head_only

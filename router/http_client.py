@@ -61,7 +61,8 @@ class Upstream:
         """Send a request, and wait for its answer's head, at most `first_byte_s` (else the configured time).
 
         Of `headers` those that concern a connection, host and content-length are left out: they are written here. A
-        connection of the pool that turns out to be closed is replaced once, by a fresh one.
+        connection of the pool that turns out to be closed is replaced once, by a fresh one. So is a fresh one that
+        closed before anything was sent, as idle ones do: on a busy loop its opener may run late.
 
         Raises:
             UpstreamError: no answer.
@@ -69,7 +70,7 @@ class Upstream:
         head = self.head(method, path, headers, len(body))
         if first_byte_s is None:
             first_byte_s = self._first_byte_s
-        raced = False
+        raced = replaced = False
         while True:
             pooled = bool(self._idle) and not raced
             connection = self._idle.popitem()[0] if pooled else await self._fresh(raced)
@@ -77,10 +78,16 @@ class Upstream:
             try:
                 return await answer
             except UpstreamError as error:
-                if not pooled or error.kind != "reset" or not connection.raced:
+                if not error.sent:
+                    error.sent = raced
+                    if replaced:
+                        raise
+                    replaced = True
+                elif not pooled or error.kind != "reset" or not connection.raced:
                     raise
-                raced = True
-                _RACES.inc()
+                else:
+                    raced = True
+                    _RACES.inc()
             except asyncio.CancelledError:
                 if answer.cancelled():
                     connection.lose(UpstreamError("reset", True, "cancelled by the router"))
@@ -152,7 +159,7 @@ class Upstream:
         _OPENED.inc()
         self._open.add(connection)
         self.deadlines.watch(connection)
-        connection.deadline = self.deadlines.now + self._idle_s
+        connection.deadline = self.loop.time() + self._idle_s
 
     def ended(self, connection: EngineConnection) -> None:
         """It is no more."""

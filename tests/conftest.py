@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fake_site import FakeSite
 
@@ -17,6 +18,10 @@ for name, value in {
     "DO_NOT_TRACK": "1",
 }.items():
     os.environ.setdefault(name, value)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture

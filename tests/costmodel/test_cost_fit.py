@@ -141,7 +141,7 @@ def test_what_cannot_be_is_counted_and_not_used(q: int, c: int, seconds: float) 
     assert (fit.rejected, fit.observations, fit.cost, fit.error) == (20, 0, PUBLISHED, None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(1, 1 << 24), st.integers(0, 1 << 24), st.floats(1e-9, 3600)), min_size=8, max_size=80

@@ -15,7 +15,7 @@ from typing import Any
 
 import cbor2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_kvstore import chain as module
@@ -147,7 +147,6 @@ extras = st.builds(
 
 
 @given(sequences, extras, st.sampled_from([1, 2, 5, 16, 23, 24, 64, 256, 300]))
-@settings(deadline=None)
 def test_compiled_equals_python(tokens: list[int], extra: ExtraKeys, block: int) -> None:
     compiled, plain = ChainHasher(block, ROOT), ChainHasher(block, ROOT, compiled=False)
     expected = plain.hashes(tokens, extra)
@@ -169,7 +168,6 @@ def test_both_forms_of_the_compiled_code(portable: bool, size: int) -> None:
 
 
 @given(sequences, st.lists(st.integers(0, 300), max_size=4), st.booleans())
-@settings(deadline=None)
 def test_a_chain_grows_to_what_it_is_at_once(tokens: list[int], cuts: list[int], compiled: bool) -> None:
     hasher = ChainHasher(16, ROOT, compiled=compiled)
     extra = ExtraKeys("salt", Lora("a", "/a"), [MultiModal("image", 20, 30), MultiModal("image", 60, 100)])

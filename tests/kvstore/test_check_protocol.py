@@ -57,7 +57,6 @@ def through_the_wire(message: dict[str, Any]) -> dict[str, Any]:
 @given(
     texts, bodies, st.none() | numbers, st.sampled_from([b"", HASH]), st.booleans(), st.floats(0, 3600), texts, extras
 )
-@settings(deadline=None)
 def test_requests_arrive_as_they_were(
     namespace: str, body: Any, length: Any, after: bytes, keep: bool, seconds: float, tenant: str, extra: ExtraKeys
 ) -> None:
@@ -168,7 +167,7 @@ def test_a_frame_of_many_small_parts_costs_no_more_than_a_large_one(part: bytes)
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_garbage_is_refused_or_understood(body: bytes) -> None:
     try:
         message = unpack(body)

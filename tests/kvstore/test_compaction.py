@@ -147,7 +147,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(steps=STEPS)
 def test_compaction_at_any_moment_changes_no_index_and_an_index_may_be_lost(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, Record] | str]

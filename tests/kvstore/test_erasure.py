@@ -71,7 +71,7 @@ def test_slots_read_back_through_any_pieces() -> None:
         assert read(slab, 0, 1) == bytes(SLOT)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_random_writes_and_damage_against_a_dict(data: st.DataObject) -> None:
     """Up to m shards of a slot spoilt: its bytes. More: its bytes or zeros, never others."""

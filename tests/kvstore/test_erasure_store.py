@@ -102,7 +102,7 @@ def test_more_roots_lost_than_m_is_an_error_at_open(tmp_path: Path) -> None:
         open_ec(tmp_path)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_random_damage_to_two_roots_loses_no_byte_and_to_more_gives_no_wrong_one(
     tmp_path_factory: pytest.TempPathFactory, seed: int

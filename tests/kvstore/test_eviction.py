@@ -5,7 +5,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_kvstore.entry import Entry, Location
@@ -91,14 +91,12 @@ def random_blocks(seed: int, count: int, pins: float = 0.05, wrong: float = 0.05
     return blocks
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 60))
 def test_the_order_is_that_of_a_heap_of_leaves(seed: int, count: int) -> None:
     blocks = random_blocks(seed, count)
     assert [short for short, _, _ in evict(blocks, count)] == heap_of_leaves(blocks)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), evicted=st.integers(0, 60))
 def test_what_stays_is_whole_prefixes_however_many_go(seed: int, evicted: int) -> None:
     blocks = random_blocks(seed, 60)
@@ -187,7 +185,6 @@ def test_pauses_change_nothing_but_the_time_it_takes() -> None:
     assert forest_of(blocks, 0.5).evictions(300, 300) == forest_of(blocks).evictions(300, 300)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), tenant=st.integers(0, 2))
 def test_blocks_are_chosen_with_all_after_them_from_the_end(seed: int, tenant: int) -> None:
     random = Random(seed)
@@ -208,7 +205,6 @@ def test_blocks_are_chosen_with_all_after_them_from_the_end(seed: int, tenant: i
         assert order == sorted(order, reverse=True)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 5), own=st.integers(1, 20))
 def test_a_writer_in_need_gets_its_own_first_blocks_with_all_after_them(seed: int, count: int, own: int) -> None:
     random = Random(seed)

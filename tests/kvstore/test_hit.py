@@ -171,7 +171,7 @@ def vllm_hit(groups: list[Group], names: list[bytes], tokens: int, keys: set[Key
 
 @pytest.mark.vllm
 @given(shapes, lengths, st.randoms(use_true_random=False), st.sampled_from([0.6, 0.8, 0.95, 1.0]))
-@settings(deadline=None, max_examples=4000)
+@settings(max_examples=4000)
 def test_equal_to_what_vllm_finds(groups: list[Group], tokens: int, rng: Any, density: float) -> None:
     groups = [
         Group(number, group.tokens_per_block, group.payload_bytes, group.window_tokens, group.draft)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from blocks import NAMESPACE, delete, entry, key, put, touch, write
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_kvstore.follower import Applied
@@ -148,7 +148,6 @@ def _state(index: Index) -> object:
     return entries, totals, slots
 
 
-@settings(deadline=None)
 @given(events=EVENTS, order=st.randoms(use_true_random=False))
 def test_every_order_of_reading_ends_in_the_same_index(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, Record]], order: object

@@ -230,7 +230,7 @@ def ask(port: int, body: bytes) -> bytes:
         return said
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=200), framed=st.booleans())
 def test_server_survives_any_bytes(server: SnapshotServer, peers: SnapshotPeers, body: bytes, framed: bool) -> None:
     assert ask(server.port, (len(body).to_bytes(4, "big") if framed else b"") + body) == b""

@@ -153,7 +153,7 @@ class RingAgainstDict(RuleBasedStateMachine):
 
 
 TestRingAgainstDict = RingAgainstDict.TestCase
-TestRingAgainstDict.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRingAgainstDict.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def run_together(threads: int, work: Callable[[int], None]) -> None:

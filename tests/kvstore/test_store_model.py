@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -110,6 +110,4 @@ class TwoProcesses(RuleBasedStateMachine):
 
 
 TestTwoProcesses = TwoProcesses.TestCase
-TestTwoProcesses.settings = settings(
-    max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestTwoProcesses.settings = settings(max_examples=20, stateful_step_count=25)

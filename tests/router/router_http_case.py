@@ -32,6 +32,12 @@ class Seen:
 Script = Callable[["Engine", Seen, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+async def silent(engine: "Engine", seen: Seen, reader: Reader, writer: Writer) -> None:
+    """Until its client leaves."""
+    assert await reader.read(1) == b""
+    writer.close()
+
+
 async def echo(engine: "Engine", seen: Seen, reader: Reader, writer: Writer) -> None:
     body = b"%b %b %b" % (seen.method, seen.path, seen.body)
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % len(body))

@@ -292,7 +292,7 @@ def test_retry_after_is_what_the_queue_takes() -> None:
     assert rate.seconds_for(30.0) == pytest.approx(30.0, rel=0.05)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.one_of(

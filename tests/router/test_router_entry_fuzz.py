@@ -73,14 +73,14 @@ def read_and_use(entry: Entry, exchange: Received) -> None:
     assert entry.identities.everybody and entry.identities.everybody.active == active
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(route=ROUTES, fields=BODIES, headers=HEADERS)
 def test_any_json_object(route: bytes, fields: dict[str, Any], headers: dict[bytes, bytes]) -> None:
     entry = Entry(identity=MAY_SET, store=StoreConfig(socket=Path("/none.sock")))
     read_and_use(entry, Received(route, orjson.dumps(fields), list(headers.items())))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(route=ROUTES, body=st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
 def test_any_bytes(route: bytes, body: bytes) -> None:
     read_and_use(Entry(), Received(route, body))
@@ -91,7 +91,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("fuzz"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     route=st.sampled_from([b"/v1/chat/completions", b"/v1/messages", b"/v1/responses"]),
     fields=BODIES,

@@ -86,21 +86,21 @@ def refused_by_vllm(**asked: Any) -> bool:
     return True
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(SCHEMAS)
 def test_schemas(schema: dict[str, Any]) -> None:
     if verdict("json", json.dumps(schema), "auto").word == "refused":
         assert refused_by_vllm(json=schema)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(REGEXES)
 def test_regexes(regex: str) -> None:
     if verdict("regex", regex, "auto").word == "refused":
         assert refused_by_vllm(regex=regex)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(GRAMMARS)
 def test_grammars(grammar: str) -> None:
     if verdict("grammar", grammar, "auto").word == "refused":

@@ -19,6 +19,7 @@ from router_http_case import (
     read_answer,
     request,
     says,
+    silent,
     until,
 )
 
@@ -28,12 +29,6 @@ from deepinfer_router.http_client import Upstream, UpstreamError
 from deepinfer_router.http_config import Limits, Timeouts
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-async def silent(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
-    """Until its client leaves."""
-    assert await reader.read(1) == b""
-    writer.close()
 
 
 async def stalling(engine: Engine, seen: Seen, reader: Reader, writer: Writer) -> None:
@@ -292,34 +287,6 @@ def test_a_client_that_reads_slowly_is_not_left() -> None:
         client.close()
 
     case(run, limits=Limits(write_stall_s=0.5))
-
-
-def test_a_connection_that_nobody_uses_is_closed() -> None:
-    """Its task was cancelled as it was made."""
-
-    async def run(proxy: Proxy) -> None:
-        await proxy.upstream.open(lambda: EngineConnection(proxy.upstream))
-        assert proxy.upstream.connections == 1
-        await until(lambda: proxy.upstream.connections == 0)
-
-    case(run, timeouts=Timeouts(idle_s=0.1))
-
-
-def test_whenever_its_opening_is_cancelled_no_connection_stays() -> None:
-    """A client that leaves in that moment; uvloop closes such a connection, and does not tell its protocol."""
-
-    async def run(proxy: Proxy) -> None:
-        proxy.engine.script = silent
-        for steps in range(12):
-            waiting = asyncio.create_task(proxy.upstream.send(b"GET", b"/", [], b""))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            await until(lambda: proxy.upstream.connections == 0 and not proxy.engine.open)
-
-    case(run)
 
 
 def test_a_cancelled_wait_closes_no_connection_that_is_another_s() -> None:

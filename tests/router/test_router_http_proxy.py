@@ -304,7 +304,7 @@ def test_requests_leave_no_cycles() -> None:
     case(run)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.binary(min_size=1, max_size=30) | st.sampled_from([*EVENTS, b"\r\n\r\n", b"\n\n"]), max_size=8),
     st.lists(st.integers(0, 400), max_size=6),
@@ -331,7 +331,7 @@ def test_chunked_answers_of_any_shape_over_any_boundary(
     case(run)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"]),
     st.binary(max_size=100),

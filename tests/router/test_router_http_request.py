@@ -234,7 +234,7 @@ def test_a_client_cannot_send_ahead_without_bound() -> None:
     case(run)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=5))
 def test_any_bytes_leave_the_server_standing(blobs: list[bytes]) -> None:
     async def run(proxy: Proxy) -> None:

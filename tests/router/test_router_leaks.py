@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from routed import LONG, Routed, read_reply, routed, until
 from scripted_engine import Act, Asked, answer, broken, generates, prefilled
@@ -66,7 +66,7 @@ async def client(router: Routed, rng: random.Random) -> None:
         writer.transport.abort()
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6)
 @given(st.integers(0, 1 << 30), st.sampled_from(["whole", "split", "encoded"]))
 def test_nothing_is_left_of_requests_however_they_end(seed: int, layout: str) -> None:
     """vllm-project/router#215, production-stack#1072, sglang-omni#931: counts that never came down, or went below 0."""

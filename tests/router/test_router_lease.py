@@ -237,4 +237,4 @@ class Counts(RuleBasedStateMachine):
 
 
 TestCounts = Counts.TestCase
-TestCounts.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCounts.settings = settings(max_examples=60, stateful_step_count=40)

@@ -86,7 +86,7 @@ TURNS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(turns=TURNS, last=TEXTS, effort=st.sampled_from([None, "none", "low", "max"]), tools=st.booleans())
 def test_like_recipes_own_encoder(
     encoder: RecipeEncoder, reference: Any, turns: list[Any], last: str, effort: str | None, tools: bool

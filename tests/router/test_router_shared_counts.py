@@ -140,8 +140,9 @@ class Workers(RuleBasedStateMachine):
                 mine = [lease for lease in worker.leases if lease.target is target]
                 assert target.own.active == len(mine)
                 polled = views[0].get(key, target)
-                for name in ("strangers", "shared_tokens", "capacity_tokens"):
-                    assert getattr(target, name) == getattr(polled, name)
+                assert (target.strangers, target.shared_tokens) == (polled.strangers, polled.shared_tokens)
+                if polled.capacity_tokens is not None:  # to a leader that has lost it and met it again it is new
+                    assert target.capacity_tokens == polled.capacity_tokens
                 everybody = [other[key].own for other in views if key in other]
                 assert seen(target) == total([*everybody, polled.strangers])
         assert len(os.listdir(self.directory.name)) == len(self.workers)
@@ -156,7 +157,7 @@ class Workers(RuleBasedStateMachine):
 
 
 TestWorkers = Workers.TestCase
-TestWorkers.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestWorkers.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 class Process:

@@ -51,7 +51,7 @@ def test_other_numbers_of_positions_are_refused() -> None:
             Calibration(bad)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40), st.integers(1, 20))
 def test_error_is_the_references(pairs: list[tuple[float, bool]], bins: int) -> None:
     predicted, happened = np.array([p for p, _ in pairs]), np.array([y for _, y in pairs])
@@ -113,7 +113,7 @@ def test_a_cut_draft_that_failed_early_says_nothing_of_later_positions() -> None
     assert errors(confidences, drafted, accepted) == pytest.approx((abs(0.5 - 2 / 3), abs(0.25 - 1.0)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.lists(st.floats(0.2, 5), min_size=1, max_size=4), st.booleans())
 def test_never_worse_than_no_temperatures(seed: int, true: list[float], by_request: bool) -> None:
     """On average over the positions that were fitted, of the drafts fitted as of those held out, even with few."""
