@@ -66,10 +66,10 @@ class Calibration:
 
 
 def scaled(confidences: NDArray[np.floating], temperatures: NDArray[np.floating] | float) -> NDArray[np.floating]:
-    """sigmoid(logit(c) / T) in float64, without the logarithm that 0 and 1 do not have."""
-    power = 1.0 / np.asarray(temperatures, np.float64)
-    stands, falls = np.asarray(confidences, np.float64) ** power, (1.0 - np.asarray(confidences, np.float64)) ** power
-    return stands / (stands + falls)
+    """sigmoid(logit(c) / T) in float64, at any T > 0: by odds, whose powers may reach 0 and infinity but never both."""
+    chances = np.asarray(confidences, np.float64)
+    with np.errstate(divide="ignore", over="ignore"):
+        return 1.0 / (1.0 + ((1.0 - chances) / chances) ** (1.0 / np.asarray(temperatures, np.float64)))
 
 
 def known(drafted: NDArray[np.integer], position: int) -> NDArray[np.bool_]:

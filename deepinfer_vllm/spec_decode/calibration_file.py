@@ -8,6 +8,7 @@ one warning. dtype and numerics are noted: they move confidences little, so that
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ def write(path: Path, calibration: Calibration, made: Made) -> None:
 def read(path: Path) -> tuple[Calibration, Made]:
     """What `write` wrote. Raises CalibrationFileError, of one line, for anything else."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CalibrationFileError(f"{path} is no regular file")  # a pipe would hold up the engine's start
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
     except OSError as error:

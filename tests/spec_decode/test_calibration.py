@@ -37,6 +37,14 @@ def test_scaling_is_that_of_logits() -> None:
     assert calibrated == pytest.approx(np.array(want), rel=1e-12)
 
 
+@pytest.mark.filterwarnings("error")
+def test_any_temperature_of_any_confidence_is_a_chance() -> None:
+    """A file may hold temperatures whose powers of both chances are 0 in float64."""
+    confidences = np.array([[0.0, 1e-9, 0.3, 0.5, 0.999, 1.0]], np.float32)
+    for temperature, want in ((1e-5, [0, 0, 0, 0.5, 1, 1]), (1e300, [0, 0.5, 0.5, 0.5, 0.5, 1])):
+        assert Calibration((temperature,) * 6).apply(confidences) == pytest.approx(np.array([want]), abs=1e-12)
+
+
 def test_identity_hands_back_what_it_is_given() -> None:
     confidences = np.random.default_rng(0).random((3, 2), np.float32)
     identity = Calibration.identity(2)

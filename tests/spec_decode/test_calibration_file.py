@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,12 @@ def test_a_field_too_few(path: Path) -> None:
 def test_not_there(tmp_path: Path) -> None:
     with pytest.raises(CalibrationFileError, match="nowhere.json: No such file or directory"):
         read(tmp_path / "nowhere.json")
-    assert loaded(tmp_path)[0] == Calibration.identity(2)  # a directory
+    os.mkfifo(pipe := tmp_path / "pipe")
+    os.symlink(loop := tmp_path / "loop", loop)
+    for path, reason in ((tmp_path, "no regular file"), (pipe, "no regular file"), (loop, "symbolic links")):
+        found, said = loaded(path)
+        assert found == Calibration.identity(2)
+        assert len(said) == 1 and reason in said[0]
 
 
 def test_each_tensor_of_the_draft_counts_and_training_of_the_target(tmp_path: Path) -> None:
