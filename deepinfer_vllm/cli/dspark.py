@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -42,7 +42,7 @@ def calibrate(
     temperature: Temperature = None,
     drafts: Drafts = None,
     draft_sample_method: Annotated[
-        str, typer.Option(help="As engines are started with: greedy, which is vLLM's default, or probabilistic.")
+        Literal["greedy", "probabilistic"], typer.Option(help="As engines are started with; greedy is vLLM's default.")
     ] = "greedy",
     dtype: Dtype = "auto",
     tensor_parallel_size: TensorParallel = 1,

@@ -101,6 +101,8 @@ def test_what_calibrate_refuses(checkpoint: Path, tmp_path: Path, capsys: pytest
     assert "but 7 of 3 tokens on ffffffffffff..." in said
     (tmp_path / "config.json").write_text("{}")
     assert f"{tmp_path} has no confidence head" in says(tmp_path, "--records", records)
+    assert main.run(["calibrate-dspark", str(checkpoint), "--draft-sample-method", "best"]) == 2
+    assert "Invalid value for '--draft-sample-method': Value error, 'best' is not one of" in capsys.readouterr().err
 
 
 def test_what_trace_refuses(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
