@@ -51,15 +51,17 @@ class GrammarDrafts:
             return
         if step == 0:
             self._block, self._forced = self.requests.states(slots), []
-        self._block = {row: state for row, state in self._block.items() if state.fill(self._bitmask, row)}
-        if not self._block:
+        rows = [row for row, state in self._block.items() if state.fill(self._bitmask, row)]
+        choices = several(self._bitmask[rows]) if rows else []
+        rows = [row for row, few in zip(rows, choices, strict=True) if few]
+        self._block = {row: self._block[row] for row in rows}
+        if not rows:
             return
         import xgrammar
 
-        rows = list(self._block)
         self.masked_drafts += len(rows)
         xgrammar.apply_token_bitmask_inplace(logits, self._bitmask[: len(logits)].to(logits.device), indices=rows)
-        self._forced += [(row, step) for row, forced in zip(rows, single(self._bitmask[rows]), strict=True) if forced]
+        self._forced += [(row, step) for row, few in zip(rows, filter(None, choices), strict=True) if few == 1]
 
     def drafted(self, step: int, tokens: torch.Tensor) -> None:
         """What was drawn at draft position `step`: `tokens` [R]."""
@@ -83,11 +85,12 @@ class GrammarDrafts:
             self._told = counts
 
 
-def single(bitmasks: torch.Tensor) -> list[bool]:
-    """Which of `bitmasks` [n, words] int32 have just one bit."""
+def several(bitmasks: torch.Tensor) -> list[int]:
+    """How many bits each of `bitmasks` [n, words] int32 has: 0, 1, or 2 for more."""
     words = bitmasks.numpy().view(np.uint32)
-    total = words.sum(1, dtype=np.uint64)  # of one word, where only one is not 0
-    found: list[bool] = ((np.count_nonzero(words, axis=1) == 1) & (total & (total - np.uint64(1)) == 0)).tolist()
+    used, total = np.count_nonzero(words, axis=1), words.sum(1, dtype=np.uint64)
+    more = (used > 1) | (total & (total - np.uint64(1)) != 0)  # total is the one word, where only one is not 0
+    found: list[int] = np.where(used == 0, 0, 1 + more).tolist()
     return found
 
 

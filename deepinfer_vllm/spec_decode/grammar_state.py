@@ -59,7 +59,7 @@ class GrammarState:
         if not self._fits or self._grammar.is_terminated():
             return False
         self._grammar.fill_bitmask(bitmask, row)
-        return bool(bitmask[row].any())
+        return True
 
     def draft(self, token: int) -> None:
         """Go on by a draft that `fill` allowed, until it is taken back."""

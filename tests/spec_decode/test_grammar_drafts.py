@@ -12,7 +12,7 @@ import torch
 
 from deepinfer_vllm.spec_decode import grammar_compiler
 from deepinfer_vllm.spec_decode.grammar_compiler import FAILED, PENDING, READY
-from deepinfer_vllm.spec_decode.grammar_drafts import GrammarDrafts, single
+from deepinfer_vllm.spec_decode.grammar_drafts import GrammarDrafts, several
 from deepinfer_vllm.spec_decode.stats import DraftStats
 from deepinfer_vllm.torch_kernels.bits import pack_bits
 from grammar_case import STEPS, Worker, engine_config, structured
@@ -133,11 +133,12 @@ def test_drafts_without_an_alternative_are_sure(worker: Worker, tokenizer: Any) 
 
 
 @pytest.mark.parametrize("bit", [0, 5, 31, 32, 63])
-def test_one_bit_is_found(bit: int) -> None:
-    bits = torch.zeros(3, 64, dtype=torch.bool)
+def test_bits_are_counted_up_to_two(bit: int) -> None:
+    bits = torch.zeros(4, 64, dtype=torch.bool)
     bits[0, bit] = True
     bits[1, [bit, (bit + 9) % 64]] = True
-    assert single(torch.from_numpy(pack_bits(bits.flatten().numpy()).reshape(3, 2))) == [True, False, False]
+    bits[3] = True
+    assert several(torch.from_numpy(pack_bits(bits.flatten().numpy()).reshape(4, 2))) == [1, 2, 0, 2]
 
 
 def test_a_request_goes_on_after_preemption(worker: Worker, tokenizer: Any) -> None:
