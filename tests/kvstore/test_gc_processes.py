@@ -26,7 +26,7 @@ options = {"collect_interval_s": 0.01, "io_timeout_s": 0.1, "lease_s": 0.5}
 store = open_store(Path(directory), slabs=6, index_dir=Path(directory, index), **options)
 print("open", flush=True)
 until = time.monotonic() + float(seconds)
-while time.monotonic() < until:
+while time.monotonic() < until or not store.stats().evicted:
     first = random.randrange(400)
     numbers = range(first, first + random.randrange(1, 12))
     put(store, numbers)
