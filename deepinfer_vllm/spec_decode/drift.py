@@ -9,7 +9,7 @@ from deepinfer_vllm.spec_decode.calibration import Calibration
 from deepinfer_vllm.spec_decode.calibration_error import BINS, bin_of, error_of_sums
 
 WINDOW_DRAFTS = 8192
-TOLD_EVERY = 64
+TOLD_EVERY = 16
 """Steps between two errors that are told."""
 
 
@@ -54,7 +54,7 @@ class Drift:
         if self._drafts >= self._half:
             self._now, self._before, self._drafts = self._empty(), self._now, 0
         self._steps += 1
-        if self._steps % TOLD_EVERY == 1 and (error := self.error) is not None:
+        if self._steps % TOLD_EVERY == 0 and (error := self.error) is not None:
             self._tell(error)
 
     @property
