@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
@@ -16,6 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 from deepinfer_vllm.spec_decode.calibration import Calibration
 from deepinfer_vllm.spec_decode.controller import Controller
 from deepinfer_vllm.spec_decode.cost_table import CostTable
+from deepinfer_vllm.spec_decode.scheduled import Scheduled
 from deepinfer_vllm.spec_decode.settings import Settings
 from deepinfer_vllm.spec_decode.shared_times import SharedTimes, Time
 
@@ -55,6 +55,7 @@ class DeviceVerifier(AdaptiveVerificationManager):
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
         """vLLM's batches, and the middle size at four times their context: for what a token of context costs."""
+        self._contexts = []
         batches = list(super().batches_to_profile(capture_sizes))
         middle = capture_sizes[len(capture_sizes) // 2] if capture_sizes else 0
         batches += [{**b, "context_len": 4 * b["context_len"]} for b in batches if b["num_tokens"] == middle]
@@ -76,22 +77,20 @@ class DeviceVerifier(AdaptiveVerificationManager):
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
         """vLLM's hook: tokens of the step with as many drafts as the controller finds worth their time."""
         self._take_times()
-        ids, states = list(num_tokens_per_req), self.req_states
-        slots = np.fromiter(map(states.req_id_to_index.__getitem__, ids), np.int64, len(ids))
-        scheduled = np.fromiter((len(draft_tokens.get(i, ())) for i in ids), np.int64, len(ids))
-        rest = np.fromiter(num_tokens_per_req.values(), np.int64, len(ids)) - scheduled
-        computed = states.num_computed_tokens_np[slots]
+        ids = list(num_tokens_per_req)
+        step = Scheduled.of(ids, num_tokens_per_req, draft_tokens, self.req_states)
+        base_tokens = int(step.rest.sum())
         plan = self.controller.plan(
-            self._stale_confidences[self._stale_idx].np[slots],
-            scheduled,
-            int(rest.sum()),
-            int(computed.sum()),
-            int(np.count_nonzero(computed + rest >= states.prefill_len.np[slots])),
+            self._stale_confidences[self._stale_idx].np[step.slots],
+            step.drafts,
+            base_tokens,
+            step.context_tokens,
+            step.sampling,
             most=max(0, self._max_total_logits - len(ids) * self.num_bonus_tokens),
         )
-        counts = (dict(zip(ids, numbers.tolist(), strict=True)) for numbers in (scheduled, rest))
+        counts = (dict(zip(ids, numbers.tolist(), strict=True)) for numbers in (step.drafts, step.rest))
         self._batch_budget = (*counts, plan.budget)
-        self._sizes = int(rest.sum()) + plan.budget, len(ids), int(computed.sum())
+        self._sizes = base_tokens + plan.budget, len(ids), step.context_tokens
         self._began = self._event()
         self._began.record()
         return self._sizes[0]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from deepinfer_vllm.spec_decode.budget import allot, survival
 from deepinfer_vllm.spec_decode.controller import Controller, Plan
 from deepinfer_vllm.spec_decode.listeners import Listens
+from deepinfer_vllm.spec_decode.scheduled import Scheduled
 from deepinfer_vllm.spec_decode.speculator import HostSpeculator
 from deepinfer_vllm.spec_decode.stats import DraftStats
 from deepinfer_vllm.spec_decode.step_times import StepTimes
@@ -77,21 +78,16 @@ class HostVerifier:
 
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
         """Tokens of the step, once it is decided how many of the drafts that are scheduled it verifies."""
-        states, positions = self._states, self._confidences.shape[1]
-        ids = self._order(num_tokens_per_req, draft_tokens, positions + self._bonus)
-        slots = np.fromiter(map(states.req_id_to_index.__getitem__, ids), np.int64, len(ids))
-        tokens = np.fromiter(map(num_tokens_per_req.__getitem__, ids), np.int64, len(ids))
-        scheduled = np.fromiter((len(draft_tokens.get(i, ())) for i in ids), np.int64, len(ids))
-        computed = states.num_computed_tokens_np[slots]
-        base = tokens - scheduled
-        sampling = np.count_nonzero(computed + base >= states.prefill_len.np[slots])
-        at_hand = np.where(self._ready[slots], scheduled, 0)
+        ids = self._order(num_tokens_per_req, draft_tokens, self._confidences.shape[1] + self._bonus)
+        step = Scheduled.of(ids, num_tokens_per_req, draft_tokens, self._states)
+        slots, base_tokens = step.slots, int(step.rest.sum())
+        at_hand = np.where(self._ready[slots], step.drafts, 0)
         delayed = self.controller.settings.form == "delayed"
         known = (self._older if delayed else self._confidences)[slots]
-        plan = self.controller.plan(known, at_hand, int(base.sum()), int(computed.sum()), int(sampling))
+        plan = self.controller.plan(known, at_hand, base_tokens, step.context_tokens, step.sampling)
         self._plan, self._slots, self._ids = plan, slots, ids
         self._drafts = allot(survival(self._confidences[slots], at_hand), plan.budget) if delayed else plan.drafts
-        return int(base.sum() + self._drafts.sum())
+        return base_tokens + int(self._drafts.sum())
 
     def compact_batch(
         self,

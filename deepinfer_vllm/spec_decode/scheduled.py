@@ -1,0 +1,35 @@
+"""A step as vLLM's scheduler asks for it, in numbers for the decision about its drafts."""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+
+
+class Scheduled(NamedTuple):
+    """Of a batch of R requests."""
+
+    slots: Ints
+    """[R]: their places in the runner's request state."""
+    drafts: Ints
+    """[R]: drafts that the scheduler made room for."""
+    rest: Ints
+    """[R]: their other tokens."""
+    context_tokens: int
+    """Tokens computed before, at most: the host does not wait to know of drafts that are rejected."""
+    sampling: int
+    """Requests whose prompt is complete with this step."""
+
+    @classmethod
+    def of(
+        cls, ids: list[str], tokens: dict[str, int], draft_tokens: dict[str, list[int]], req_states: Any
+    ) -> "Scheduled":
+        """`tokens`: by request, drafts included; `req_states`: the runner's."""
+        slots = np.fromiter(map(req_states.req_id_to_index.__getitem__, ids), np.int64, len(ids))
+        drafts = np.fromiter((len(draft_tokens.get(i, ())) for i in ids), np.int64, len(ids))
+        rest = np.fromiter(map(tokens.__getitem__, ids), np.int64, len(ids)) - drafts
+        computed = req_states.num_computed_tokens_np[slots]
+        complete = computed + rest >= req_states.prefill_len.np[slots]
+        return cls(slots, drafts, rest, int(computed.sum()), int(np.count_nonzero(complete)))
