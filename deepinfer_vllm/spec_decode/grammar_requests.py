@@ -91,9 +91,8 @@ class GrammarRequests:
         if output is None or not self._reasons or self._states is None:
             return
         for name, mask in first_masks(output, drafts, self._mask_rows).items():
-            request = self._requests.get(name)
-            if request is not None and request.start is None:
-                slot = self._states.req_id_to_index[name]
+            request, slot = self._requests.get(name), self._states.req_id_to_index.get(name)
+            if request is not None and request.start is None and slot is not None:
                 request.search.observe(int(self._states.total_len.gpu[slot]) - request.prompt_tokens, mask)
 
     def states(self, slots: torch.Tensor) -> dict[int, GrammarState]:
@@ -117,11 +116,10 @@ class GrammarRequests:
             return
         stands = [stand(self._requests[name].compiling) for name in pending]
         for name, how in zip(pending, agreed(stands) if self._ranks > 1 else stands, strict=True):
-            compiling = self._requests[name].compiling
             if how == READY:
-                self._requests[name].state = GrammarState(compiling.result())
+                self._requests[name].state = GrammarState(self._requests[name].compiling.result())
             elif how == FAILED:
-                self._leave(name, f"a grammar did not compile: {compiling.exception() if compiling.done() else ''}")
+                self._leave(name, "a grammar that the engine follows did not compile")
 
     def _followed(self, name: str, total: int) -> GrammarState | None:
         """The state of a request of `total` tokens; None without one."""

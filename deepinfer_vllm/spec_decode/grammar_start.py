@@ -26,9 +26,12 @@ def first_masks(output: GrammarOutput, drafts: Mapping[str, Sequence[int]], stri
     """Of each request the mask [words] of its first position in this step.
 
     `drafts` are the scheduled ones. vLLM 0.32 gives a request a mask for each and one more; 0.33 gives `stride` to all.
+    Nothing where there are more or fewer masks than that.
     """
     ids, masks = output.structured_output_request_ids, output.grammar_bitmask
     rows = [stride if len(masks) == stride * len(ids) else 1 + len(drafts.get(name, ())) for name in ids]
+    if sum(rows) != len(masks):
+        return {}
     return {name: masks[end - count] for name, end, count in zip(ids, np.cumsum(rows), rows, strict=True)}
 
 

@@ -130,6 +130,7 @@ def test_first_masks_of_both_layouts() -> None:
         "b": 3,
         "c": 4,
     }
+    assert first_masks(GrammarOutput(names, packed), {"a": [1, 2]}, 3) == {}
     padded = np.arange(9, dtype=np.int32)[:, None]
     assert {n: m[0] for n, m in first_masks(GrammarOutput(names, padded), drafts, 3).items()} == {
         "a": 0,
