@@ -99,11 +99,12 @@ class Controller:
         seconds = verify + draft_s
         best = ranked(alive)
         self._saw(alive, scheduled, best)
-        priced = seconds[0] + PRICE * (seconds - seconds[0])
+        floor = convex_floor(seconds[0] + PRICE * (seconds - seconds[0]))
         if self.settings.form == "delayed":
-            budget = delayed(self._expected.mixed(best) if self._expected.known else best, sampling, priced)
+            budget = delayed(self._expected.mixed(best) if self._expected.known else best, sampling, floor)
         else:
-            budget = filled(early_stop(best, sampling, convex_floor(priced)), verify)
+            budget = early_stop(best, sampling, floor)
+        budget = filled(budget, verify)
         if self._trying:  # else a table that is wrong about drafts would never hear of one
             budget = max(budget, min(requests, limit))
         drafting = self._worth(requests, context_tokens, draft_s)

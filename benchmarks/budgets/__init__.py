@@ -1,0 +1,1 @@
+"""Texts, costs and rules to replay DSpark's verification budget over."""

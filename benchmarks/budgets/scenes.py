@@ -1,0 +1,78 @@
+"""What is replayed, by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from budgets.curves import Curve, captured, fitted
+from budgets.replay import Scene
+
+LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 60, 72, 80, 96, 112, 128, 160, 192, 224, 240, 256)
+"""Concurrencies; all of 1 to 256 with `--every`."""
+PUBLISHED = (16, 60, 96)
+CHANGES = (16, 60, 256)
+
+
+def curves() -> dict[str, Curve]:
+    """Costs that a sweep goes over. The last two are of nobody's service: there, drafting must end or be rare."""
+    drafts, tokens = fitted("drafts"), fitted("tokens")
+    return {
+        "smooth": Curve(*drafts),
+        "padded": Curve(*drafts, padded=captured()),
+        "padded to sixes": Curve(*drafts, padded=tuple(range(6, 513, 6))),
+        "reading tokens": Curve(*tokens),
+        "gain 4 % at 60": Curve(*fitted("drafts", 0.04)),
+        "gain 7 % at 60": Curve(*fitted("drafts", 0.07)),
+        "experts load one by one": Curve(*drafts, experts=0.7),
+        "knee at 60": Curve(60.0, drafts[1]),
+    }
+
+
+def headline(seeds: int, steps: int) -> dict[str, Scene]:
+    """At the concurrencies of DeepSeek's statements."""
+    return {
+        f"{name}, {requests} sequences, seed {seed}": Scene(
+            requests, reading="tokens" if "tokens" in name else "drafts", curve=curve, steps=steps, seed=seed
+        )
+        for name, curve in list(curves().items())[:4]
+        for requests in PUBLISHED
+        for seed in range(1, seeds + 1)
+    }
+
+
+def sweep(levels: tuple[int, ...], steps: int) -> dict[str, Scene]:
+    """Every curve at every concurrency; few requests for longer, as their steps say less."""
+    return {
+        f"{name}, {requests} sequences": Scene(
+            requests,
+            reading="tokens" if "tokens" in name else "drafts",
+            curve=curve,
+            steps=steps * min(8, max(1, 48 // requests)),
+        )
+        for name, curve in curves().items()
+        for requests in levels
+    }
+
+
+def changes(steps: int) -> dict[str, Scene]:
+    """What is wrong, or becomes so after a third of the steps."""
+    plain = curves()["padded"]
+    scenes = {
+        "nothing": Scene(1, curve=plain),
+        "all 1.5 times slower": Scene(1, curve=plain, later=replace(plain, scale=1.5)),
+        "knee 1.6 times earlier": Scene(1, curve=plain, later=replace(plain, knee=plain.knee / 1.6)),
+        "knee 1.6 times later": Scene(1, curve=plain, later=replace(plain, knee=plain.knee * 1.6)),
+        "knee 6 times earlier": Scene(1, curve=plain, later=replace(plain, knee=plain.knee / 6)),
+        "128K of context, measured without": Scene(1, curve=plain, context=2.0**17),
+        "128K of context, measured with and without": Scene(
+            1, curve=plain, context=2.0**17, measured_at=(0.0, 2.0**17)
+        ),
+        "1M of context, measured without": Scene(1, curve=plain, context=2.0**20),
+        "overconfident, not calibrated": Scene(1, curve=plain, raw=True),
+        "texts harder for a while": Scene(1, curve=plain, harder=4.0),
+    }
+    return {
+        f"{name}, {requests} sequences": replace(scene, requests=requests, steps=steps)
+        for name, scene in scenes.items()
+        for requests in CHANGES
+    }
