@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
+    "dspark_budget.py",
     "dspark.py",
     "dspark_grammar.py",
     "kvstore.py",
@@ -52,6 +53,7 @@ def test_help_has_an_example(script: str) -> None:
         (["kvstore_ec.py", "--directory", "/no/such/directory"], "no such directory"),
         (["kvstore_engine.py", "--preset", "tiny"], "8264 tokens do not fit the 8192 positions of --preset tiny"),
         (["kvstore_engine.py", "--decode-tokens", "1"], "--decode-tokens 1: must be at least 2"),
+        (["dspark_budget.py", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["router.py", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["router.py", "--vllm-router", "/no/such/program"], "no such file"),
         (["router_policies.py", "--seconds", "60"], "--seconds 60: must be at least 120"),

@@ -28,14 +28,14 @@ def curves() -> dict[str, Curve]:
     }
 
 
-def headline(seeds: int, steps: int) -> dict[str, Scene]:
+def headline(seeds: int, steps: int, levels: tuple[int, ...]) -> dict[str, Scene]:
     """At the concurrencies of DeepSeek's statements."""
     return {
         f"{name}, {requests} sequences, seed {seed}": Scene(
             requests, reading="tokens" if "tokens" in name else "drafts", curve=curve, steps=steps, seed=seed
         )
         for name, curve in list(curves().items())[:4]
-        for requests in PUBLISHED
+        for requests in levels
         for seed in range(1, seeds + 1)
     }
 
