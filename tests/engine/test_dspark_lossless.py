@@ -121,7 +121,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that engines with and without drafts fill and read."""
+    """A store of engines with and without drafts."""
     return tmp_path_factory.mktemp("store") / "root"
 
 
@@ -149,7 +149,7 @@ def backend(checkpoint: Path, root: Path, wanted: list[list[Answer]]) -> Iterato
 
 
 def test_beside_every_feature(backend: EngineBackend, wanted: list[list[Answer]]) -> None:
-    """Cold or with what an engine without drafts has stored; from the prefix cache; from what this one has stored."""
+    """Beside what an engine without drafts has stored; from the prefix cache; from what this one has stored."""
     assert_same(answers(backend), wanted)
     cold = counts(backend)
     assert cold[0] >= cold[1] >= cold[2] > 0
@@ -199,12 +199,14 @@ def test_drafts_stand_as_before_once_drafting_goes_on(backend: EngineBackend) ->
     assert rates[1] > 0.8 * rates[0] > 0.2
 
 
-def test_what_drafting_engines_store_serves_others(
+def test_engines_with_and_without_drafts_keep_apart_in_one_store(
     checkpoint: Path, root: Path, backend: EngineBackend, wanted: list[list[Answer]]
 ) -> None:
-    """After the engine with drafts, one without finds its store, and is answered as before."""
+    """An engine without drafts finds what another such left, though one with them has been there since."""
     forget(backend)
     backend.close()
     with engine_on(checkpoint, root, runner="V2", **SMALL) as plain:
         assert_same(answers(plain), wanted)
+        assert tier_of(plain)._store.stats().hits > 0
         assert runner_of(plain).speculator is None
+    assert len([found for found in root.iterdir() if found.is_dir()]) == 2
