@@ -28,7 +28,8 @@ def survival(confidences: NDArray[np.floating], scheduled: Ints) -> Floats:
     confidences: [R, S], the chance that a draft is accepted if those before it are; scheduled: [R], drafts there are.
     """
     alive = np.fmin(np.fmax(confidences, 0.0), 1.0, dtype=np.float64)
-    alive[np.arange(alive.shape[1]) >= scheduled[:, None]] = 0.0
+    if scheduled.min(initial=alive.shape[1]) < alive.shape[1]:
+        alive[np.arange(alive.shape[1]) >= scheduled[:, None]] = 0.0
     for position in range(1, alive.shape[1]):  # half the time of numpy's cumprod
         alive[:, position] *= alive[:, position - 1]
     return alive
