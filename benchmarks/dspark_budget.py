@@ -32,8 +32,8 @@ def main() -> None:
     seeds, steps = (1, 50) if args.quick else (args.seeds, args.steps)
     results: dict[str, Any] = {
         **facts(),
-        "headline": _replayed(headline(seeds, 2 * steps, QUICK[1:] if args.quick else PUBLISHED), args.jobs),
-        "changes": _replayed({} if args.quick else changes(3 * steps), args.jobs),
+        "headline": _replayed(headline(seeds, steps, QUICK[1:] if args.quick else PUBLISHED), args.jobs),
+        "changes": _replayed({} if args.quick else changes(steps), args.jobs),
         "sweep": _replayed(sweep(levels, steps), args.jobs),
     }
     text = page(results)
@@ -65,9 +65,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--quick", action="store_true", help="few and short replays, to see that it runs; targets are noise then")
-    add("--every", action="store_true", help="sweep over every concurrency from 1 to 256, not 24 of them")
+    add("--every", action="store_true", help="sweep over every concurrency from 1 to 256, not 12 of them")
     add("--seeds", type=int, default=6, help="replays at the published concurrencies; default: 6")
-    add("--steps", type=int, default=200, help="of a replay of the sweep; others are longer; default: 200")
+    add("--steps", type=int, default=800, help="of a replay; twice as many with few sequences; default: 800")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="replays at once; default: one a core")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for dspark-budget.json, .md and .png")
     args = parser.parse_args()

@@ -32,7 +32,7 @@ class Outcomes:
         if not len(self._odds):
             return chances
         said = np.asarray(chances, np.float32)  # powers take a third of the time that float64's do
-        slope = self._slope.astype(np.float32)
+        slope: NDArray[np.float32] = self._slope.astype(np.float32)
         raised = self._odds.astype(np.float32) * said**slope
         return raised / (raised + (1 - said) ** slope)
 
