@@ -71,7 +71,7 @@ def warn_of_another_block(speculator: Any) -> None:
     if trained and trained != asked:
         logger.warning(
             "num_speculative_tokens=%s, but the draft model was trained for blocks of %s, all of whose tokens see each "
-            "other: fewer drafts are accepted and confidences are off. Leave it away for %s.",
+            "other: fewer drafts are accepted and confidences are off. Set it to %s.",
             asked,
             trained,
             trained,
