@@ -86,7 +86,7 @@ def test_targets_are_read_off_the_replays() -> None:
     }
     assert found["early stop, 60 sequences, reading drafts: verified / fixed 5"].value == pytest.approx(0.68)
     assert found["delayed, 60 sequences, reading tokens: accepted / fixed 5"].value == pytest.approx(3.1 / 3.2)
-    worst = found["early stop, smooth: the worst of all concurrencies"]
+    worst = found["early stop, smooth: the worst of its concurrencies"]
     assert worst.value == pytest.approx(-0.003) and not worst.met
     assert gain(scene(110.0), "delayed") == pytest.approx(0.1)
     assert Target("", 1.0, 1.0, True).met and Target("", 1.0, 1.0, False).met

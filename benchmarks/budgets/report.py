@@ -34,7 +34,7 @@ def gain(runs: dict[str, dict[str, float]], rule: str, key: str = "throughput") 
 
 
 def targets(headline: Runs, sweep: Runs) -> list[Target]:
-    """Ours at 60 sequences, means over seeds; and the worst of each curve over all concurrencies."""
+    """Ours at 60 sequences, means over seeds; and the worst of each curve over the concurrencies replayed."""
     found = []
     for reading, prefix in (("drafts", "smooth, 60 "), ("tokens", "reading tokens, 60 ")):
         runs = [run for name, run in headline.items() if name.startswith(prefix)]
@@ -49,7 +49,7 @@ def targets(headline: Runs, sweep: Runs) -> list[Target]:
         runs = [run for name, run in sweep.items() if name.startswith(f"{curve}, ")]
         for rule in OURS:
             worst = min(gain(run, rule) for run in runs)
-            found.append(Target(f"{rule}, {curve}: the worst of all concurrencies", worst, -ALLOWED, True))
+            found.append(Target(f"{rule}, {curve}: the worst of its concurrencies", worst, -ALLOWED, True))
     return found
 
 
@@ -80,7 +80,7 @@ def page(results: dict[str, Any]) -> str:
     for part, title in (
         ("headline", "At the published concurrencies"),
         ("changes", "When something is wrong or changes"),
-        ("sweep", "All concurrencies"),
+        ("sweep", "Over concurrencies"),
     ):
         lines += ["", f"## {title}", "", *_table(results[part])]
     return "\n".join(lines) + "\n"

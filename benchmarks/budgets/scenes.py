@@ -42,7 +42,7 @@ def headline(seeds: int, steps: int, levels: tuple[int, ...]) -> dict[str, Scene
 
 
 def sweep(levels: tuple[int, ...], steps: int) -> dict[str, Scene]:
-    """Every curve at every concurrency; few requests for longer, as their steps say less."""
+    """Every curve at these concurrencies; few requests for longer, as their steps say less."""
     return {
         f"{name}, {requests} sequences": Scene(
             requests,

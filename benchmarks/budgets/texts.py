@@ -1,6 +1,6 @@
-"""Texts whose drafts are more or less likely to be accepted: made up, or recorded.
+"""Texts, made up, whose drafts are more or less likely to be accepted.
 
-Made-up ones have a difficulty at every place: the logit of a draft there being accepted, if those before it are, is
+They have a difficulty at every place: the logit of a draft there being accepted, if those before it are, is
 `middle + a part of its text that changes slowly + a part of its own, both normal with the same variance. `LOGITS` holds
 middle and standard deviation, solved from DeepSeek's two numbers: 3.29 tokens a step with all 5 drafts verified, and
 3.20 with as many as its variable length verifies, the most likely survivors of 256 sequences; a test replays both. What
@@ -11,7 +11,6 @@ would be after a rejection.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +22,6 @@ Ints = NDArray[np.int64]
 LOGITS: dict[Reading, tuple[float, float]] = {"drafts": (2.175, 2.4), "tokens": (2.737, 3.218)}
 PERSISTENCE = 0.98
 """Correlation of a text's own part from place to place: some fifty tokens of alike difficulty."""
-
-
-class Texts(Protocol):
-    """Texts of R requests, read in step."""
-
-    def chances(self) -> Floats:
-        """[R, 5]: of each draft at hand being accepted, if those before it are."""
-
-    def accepted(self, drafts: Ints) -> Ints:
-        """[R]: how many of the verified ones stand."""
-
-    def advance(self, tokens: Ints) -> None:
-        """[R]: tokens that each request has got."""
 
 
 @dataclass
@@ -64,17 +50,17 @@ class MadeUp:
         return cls(logits, random.random((requests, length)), np.zeros(requests, dtype=np.int64))
 
     def chances(self) -> Floats:
-        """See Texts."""
+        """[R, 5]: of each draft at hand being accepted, if those before it are."""
         return _chance(np.take_along_axis(self.logits, self._ahead(), axis=1))
 
     def accepted(self, drafts: Ints) -> Ints:
-        """See Texts."""
+        """[R]: how many of the verified ones [R] stand."""
         stands = np.take_along_axis(self.luck, self._ahead(), axis=1) < self.chances()
         stands &= np.arange(POSITIONS) < drafts[:, None]
         return np.cumprod(stands, axis=1).sum(axis=1)
 
     def advance(self, tokens: Ints) -> None:
-        """See Texts."""
+        """[R]: tokens that each request has got."""
         self.places += tokens
 
     def _ahead(self) -> Ints:
