@@ -30,17 +30,17 @@ def test_the_curve_implies_what_was_stated(reading: Reading) -> None:
 
 @pytest.mark.parametrize("reading", ["drafts", "tokens"])
 def test_texts_are_accepted_as_was_stated(reading: Reading) -> None:
-    requests, steps = 256, 120
+    requests, steps = 256, 320
     share = (verified_tokens(reading) - 1.0) / POSITIONS
     for budget, length in ((requests * POSITIONS, 3.29), (int(share * requests * POSITIONS), 3.20)):
-        texts, tokens = MadeUp.of(requests, 900, 1, reading), 0.0
+        texts, tokens = MadeUp.of(requests, 2000, 1, reading), 0.0
         for step in range(steps):
             alive = np.cumprod(texts.chances(), axis=1)
             drafts = allot(alive, budget)
             if step >= 20:
                 tokens += requests + float((alive * (np.arange(POSITIONS) < drafts[:, None])).sum())
             texts.advance(texts.accepted(drafts) + 1)
-        assert tokens / requests / (steps - 20) == pytest.approx(length, abs=0.1)
+        assert tokens / requests / (steps - 20) == pytest.approx(length, abs=0.03)
 
 
 def test_a_padded_curve_is_the_smooth_one_at_its_sizes() -> None:

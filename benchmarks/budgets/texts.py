@@ -1,7 +1,7 @@
 """Texts, made up, whose drafts are more or less likely to be accepted.
 
 They have a difficulty at every place: the logit of a draft there being accepted, if those before it are, is
-`middle + a part of its text that changes slowly + a part of its own, both normal with the same variance. `LOGITS` holds
+middle + a part of its text that changes slowly + a part of its own, both normal with the same variance. `LOGITS` holds
 middle and standard deviation, solved from DeepSeek's two numbers: 3.29 tokens a step with all 5 drafts verified, and
 3.20 with as many as its variable length verifies, the most likely survivors of 256 sequences; a test replays both. What
 a rule verifies moves it on in the text, so a rule that stops before a hard place has the target write that place, as it
