@@ -160,7 +160,18 @@ def test_report() -> None:
     }
 
 
-@pytest.mark.parametrize("name", envs.TABLE)
+FILES = [name for name, variable in envs.TABLE.items() if "a file" in variable.allowed]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_may_have_any_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in envs.TABLE:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "nonsense")
+    assert check_variables() == Check("our variables", Status.OK, f"{name}=nonsense")
+
+
+@pytest.mark.parametrize("name", [name for name in envs.TABLE if name not in FILES])
 def test_every_variable_of_ours_is_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in envs.TABLE:
         monkeypatch.delenv(other, raising=False)
