@@ -24,7 +24,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drafting(pair: Path) -> Iterator[ServerProcess]:
     flags = (*SMALL_CPU_FLAGS, *SPECULATIVE_FLAGS, "--api-server-count", "2")
-    with ServerProcess(pair, pair.parent / "server.log", flags, SMALL_CPU_ENVIRONMENT) as process:
+    every_draft = {"DEEPINFER_VLLM_DSPARK_BUDGET": "fixed"}  # a budget goes by the clock
+    with ServerProcess(pair, pair.parent / "server.log", flags, SMALL_CPU_ENVIRONMENT | every_draft) as process:
         process.wait_until_healthy(START_LIMIT_SECONDS)
         yield process
 
