@@ -19,7 +19,10 @@ MAX_TOKENS = 48
 
 
 class Cutter:
-    """A TCP proxy to one engine that breaks off the first streams, each after so many events."""
+    """A TCP proxy to one engine that breaks off the first streams, each after so many events.
+
+    At the latest before the last: an engine puts several tokens into one event when it is not read in time.
+    """
 
     def __init__(self, url: str, after: list[int]) -> None:
         parts = urlsplit(url)
@@ -38,7 +41,7 @@ class Cutter:
         events = 0
         while data := await from_engine.read(1 << 16):
             events += data.count(b"data: {")
-            if self._after and events >= self._after[0]:
+            if self._after and (events >= self._after[0] or b'"finish_reason":"' in data):
                 del self._after[0]
                 break
             writer.write(data)

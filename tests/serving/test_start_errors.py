@@ -136,7 +136,7 @@ def test_illegal_flag(checkpoint: Path, name: str) -> None:
 DRAFTS = {"method": "dspark", "num_speculative_tokens": 5}
 ILLEGAL_DRAFTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     # the runner's switch, more fields of --speculative-config, what is said
-    "runner V1": ("0", {}, ("VLLM_USE_V2_MODEL_RUNNER=0", "must be 1 with --speculative-config")),
+    "runner V1": ("0", {}, ("VLLM_USE_V2_MODEL_RUNNER=0", "must be 1 or unset with --speculative-config")),
     "as many as the window": (
         "1",
         {"num_speculative_tokens": 128},
