@@ -103,7 +103,7 @@ def _pass_grids() -> None:
 def _extend_overrides(platform: Any) -> None:
     """Add ours to what the platform registers as a worker starts; only then are kernels imported."""
     register = platform.register_triton_kernel_overrides.__func__
-    if hasattr(register, "__wrapped__"):
+    if hasattr(register, "deepinfer_kernels"):
         return
 
     @functools.wraps(register)
@@ -111,6 +111,7 @@ def _extend_overrides(platform: Any) -> None:
         register(cls)
         register_torch_kernels()
 
+    register_all.deepinfer_kernels = True  # type: ignore[attr-defined]
     platform.register_triton_kernel_overrides = classmethod(register_all)
 
 
