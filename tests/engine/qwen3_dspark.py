@@ -9,27 +9,15 @@ import torch
 from safetensors.torch import save_file
 
 from engine.harness import GOLDEN
+from engine.llama import CONFIG
 
-HIDDEN, RANK, VOCABULARY, LAYERS, DRAFT_LAYERS = 128, 16, 512, 4, 2
+HIDDEN, VOCABULARY = CONFIG["hidden_size"], CONFIG["vocab_size"]
+RANK, LAYERS, DRAFT_LAYERS = 16, 4, 2
 TARGET: dict[str, Any] = {
+    **CONFIG,
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
-    "dtype": "float32",
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 256,
     "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
 }
 DRAFT = {
     **TARGET,
