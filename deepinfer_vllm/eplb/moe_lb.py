@@ -1,0 +1,43 @@
+"""Load of ranks under a placement, and moe_lb: how much longer the slowest rank works than the mean one."""
+
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+
+def replica_counts(placement: Array, experts: int) -> Array:
+    """[L, P] slots of logical experts -> [L, E] int64: how many slots hold each."""
+    layers, physical = placement.shape
+    flat = placement.astype(np.int64) + experts * np.arange(layers)[:, None]
+    return np.bincount(flat.ravel(), minlength=layers * experts).reshape(layers, experts)
+
+
+def shares(placement: Array, experts: int, ranks: int) -> Array:
+    """[L, E, ranks] float64: the part of each expert's tokens that each rank computes.
+
+    vLLM picks a token's replica by a hash of the token's place in the batch, so replicas get equal parts on average.
+    """
+    layers, physical = placement.shape
+    part = 1.0 / np.maximum(replica_counts(placement, experts), 1)
+    rank = np.arange(physical) // (physical // ranks)
+    made = np.zeros((layers, experts, ranks))
+    layer = np.arange(layers)[:, None]
+    np.add.at(made, (layer, placement, rank[None, :]), part[layer, placement])
+    return made
+
+
+def rank_loads(counts: Array, placement: Array, ranks: int) -> Array:
+    """Tokens that each rank computes: counts [T, L, E], placement [L, P] -> [T, L, ranks] float64."""
+    made = shares(placement, counts.shape[2], ranks)
+    loads = np.empty((*counts.shape[:2], ranks))
+    for layer in range(counts.shape[1]):
+        loads[:, layer] = counts[:, layer].astype(np.float64) @ made[layer]
+    return loads
+
+
+def moe_lb(loads: Array) -> float:
+    """Sum over steps and layers of the slowest rank, over the sum of the mean: [T, L, ranks] -> >= 1; 1 without load."""
+    mean = float(loads.mean(axis=-1).sum())
+    return float(loads.max(axis=-1).sum()) / mean if mean > 0 else 1.0
