@@ -18,3 +18,4 @@ def register() -> None:
     compat.provide_torch_kernels()
     compat.provide_dspark()
     compat.carry_draft_stats()
+    compat.publish_reports()

@@ -14,6 +14,7 @@
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 | `flush_before_zeroing` | 0.32, 0.33, runner V2 | it zeroes blocks still to be copied | it asks the connector first |
 | `carry_draft_stats` | 0.32, 0.33 | workers cannot report what only a speculator knows | vLLM lets them |
+| `publish_reports` | 0.32, 0.33 | a plugin has no metrics of its own | vLLM lets it |
 | `hold_answers` | 0.32, 0.33 | a connector cannot keep an answer until blocks are stored | vLLM lets it |
 """
 
@@ -22,6 +23,7 @@ from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
 from deepinfer_vllm.compat.draft_stats import carry_draft_stats
 from deepinfer_vllm.compat.dspark import provide_dspark
 from deepinfer_vllm.compat.early_flush import flush_before_zeroing
+from deepinfer_vllm.compat.engine_reports import publish_reports
 from deepinfer_vllm.compat.grammar_requests import hook_grammar_requests
 from deepinfer_vllm.compat.held_answers import hold_answers
 from deepinfer_vllm.compat.image_errors import blame_the_sender
@@ -45,5 +47,6 @@ __all__ = [
     "hook_seeded_sampling",
     "provide_dspark",
     "provide_torch_kernels",
+    "publish_reports",
     "refuse_prompt_embeds",
 ]

@@ -5,10 +5,9 @@
 
 from typing import Any
 
-from deepinfer_vllm.spec_decode.stats import Report
+from deepinfer_vllm.report_metrics import Definitions, ReportMetrics
 
 PREFIX = "vllm:deepinfer_dspark_"
-"""vLLM forgets the metrics of a former engine, and shows those of this one to `LLM.get_metrics`, by their `vllm:`."""
 
 COUNTERS = {
     "draft_steps": "Steps that drafted a block for each of their requests.",
@@ -35,59 +34,16 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "predicted_step_seconds": ("Seconds that a step was thought to take.", SECONDS),
     "measured_step_seconds": ("Seconds that the same steps took.", SECONDS),
 }
+DEFINITIONS = Definitions(PREFIX, COUNTERS, GAUGES, HISTOGRAMS, POSITION_COUNTERS)
 
 
-class DraftMetrics:
-    """Prometheus's metrics of some engines, with vLLM's labels. For the thread that records vLLM's own."""
-
-    def __init__(self, model_name: str, engines: list[int]) -> None:
-        from prometheus_client import Counter, Gauge, Histogram
-
-        labels = ["model_name", "engine"]
-        counters = {name: Counter(PREFIX + name, text, labels) for name, text in COUNTERS.items()}
-        by_position = {
-            name: Counter(PREFIX + name, text, [*labels, "position"]) for name, text in POSITION_COUNTERS.items()
-        }
-        gauges = {
-            name: Gauge(PREFIX + name, text, labels, multiprocess_mode="mostrecent") for name, text in GAUGES.items()
-        }
-        histograms = {
-            name: Histogram(PREFIX + name, text, labels, buckets=buckets)
-            for name, (text, buckets) in HISTOGRAMS.items()
-        }
-        self._metrics: dict[str, Any] = {**counters, **by_position, **gauges, **histograms}
-        self._labels = {engine: (model_name, str(engine)) for engine in engines}
-        for engine in engines:
-            for metric in (*counters.values(), *histograms.values()):
-                metric.labels(*self._labels[engine])  # there from the start, as 0
-
-    def observe(self, report: Report, engine: int) -> None:
-        """Add what one step of the engine reported."""
-        labels = self._labels[engine]
-        for name, number in report["counters"].items():
-            if name in POSITION_COUNTERS:
-                for position, count in enumerate(number):
-                    self._metrics[name].labels(*labels, str(position)).inc(count)
-            else:
-                self._metrics[name].labels(*labels).inc(number)
-        for name, value in report["gauges"].items():
-            self._metrics[name].labels(*labels).set(value)
-        for name, values in report["histograms"].items():
-            for value in values:
-                self._metrics[name].labels(*labels).observe(value)
-
-
-def markdown_table() -> str:
-    """The table of docs/serving.md."""
-    rows: list[tuple[str, str, Any]] = [
-        *((name, "counter", text) for name, text in COUNTERS.items()),
-        *((name, "counter", text) for name, text in POSITION_COUNTERS.items()),
-        *((name, "gauge", text) for name, text in GAUGES.items()),
-        *((name, "histogram", text) for name, (text, _) in HISTOGRAMS.items()),
-    ]
-    lines = [f"| `{name}` | {kind} | {text} |" for name, kind, text in rows]
-    return "\n".join([f"| `{PREFIX}` | Kind | Says |", "| --- | --- | --- |", *lines])
+def metrics_for(vllm_config: Any, engines: list[int]) -> ReportMetrics | None:
+    """For an engine that drafts with DSpark; see `compat.engine_reports`."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.method != "dspark":
+        return None
+    return ReportMetrics(DEFINITIONS, vllm_config.model_config.served_model_name, engines)
 
 
 if __name__ == "__main__":
-    print(markdown_table())
+    print(DEFINITIONS.markdown_table())

@@ -1,17 +1,12 @@
 """What drafting did in the steps of one worker, counted as it happens and handed over step by step."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_vllm.report_metrics import Report
+
 RECENT = 1024
 """Verifications that the accepted length is a mean of, older ones counting less and less."""
-
-Report = dict[str, Mapping[str, Any]]
-"""By kind (`counters`, `gauges`, `histograms`) and name, as `metrics` defines them: numbers, lists by position and
-of values. Plain ints, floats and lists, so that it passes through vLLM's queues."""
 
 
 class DraftStats:

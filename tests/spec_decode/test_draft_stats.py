@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
+from deepinfer_vllm.report_metrics import ReportMetrics
 from deepinfer_vllm.spec_decode import metrics
 from deepinfer_vllm.spec_decode.stats import RECENT, DraftStats
 
@@ -89,9 +90,9 @@ def forget() -> None:
 
 
 @pytest.fixture
-def published() -> Iterator[metrics.DraftMetrics]:
+def published() -> Iterator[ReportMetrics]:
     forget()
-    yield metrics.DraftMetrics("tiny", [0, 1])
+    yield ReportMetrics(metrics.DEFINITIONS, "tiny", [0, 1])
     forget()
 
 
@@ -99,7 +100,7 @@ def value(name: str, engine: int, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(metrics.PREFIX + name, {"model_name": "tiny", "engine": str(engine), **labels})
 
 
-def test_metrics_add_reports_up_by_engine(published: metrics.DraftMetrics) -> None:
+def test_metrics_add_reports_up_by_engine(published: ReportMetrics) -> None:
     stats = DraftStats(POSITIONS)
     for _ in range(2):
         stats.drafted(2)
@@ -127,4 +128,4 @@ def test_every_name_a_worker_reports_is_a_metric() -> None:
 
 
 def test_the_manual_has_the_table(root: Path) -> None:
-    assert metrics.markdown_table() in (root / "docs" / "serving.md").read_text()
+    assert metrics.DEFINITIONS.markdown_table() in (root / "docs" / "serving.md").read_text()
