@@ -119,8 +119,8 @@ def trace(
 def _one_line_errors(command: str) -> Iterator[None]:
     """What the user can act on ends the command with one line; anything else is a bug and shows."""
     from deepinfer_vllm.models.deepseek_v41.errors import CheckpointError
+    from deepinfer_vllm.offline_engine import EngineError
     from deepinfer_vllm.spec_decode.calibrate import CalibrateError
-    from deepinfer_vllm.spec_decode.offline import EngineError
     from deepinfer_vllm.spec_decode.prompts import PromptsError
     from deepinfer_vllm.spec_decode.trace_files import TraceError
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer_vllm.offline_engine import EngineError, offline_engine, refusals
 from deepinfer_vllm.spec_decode.prompts import Prompt
-
-DEFAULTS = {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Unless set: what is slow is shown by progress bars, and a small model's threads and processes wait for each other."""
-CPU_ARGUMENTS: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30, "max_num_seqs": 16}
-
-
-class EngineError(ValueError):
-    """vLLM refuses what it was given, or cannot do it. One line."""
 
 
 @dataclass(frozen=True)
@@ -96,40 +87,10 @@ def block_size(directory: Path) -> int:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """vLLM's ValueErrors, by which it refuses a setting, a checkpoint or a prompt, as EngineErrors of one line."""
-    try:
-        yield
-    except ValueError as error:
-        checked = getattr(error, "errors", None)  # pydantic's
-        raise EngineError(str(checked()[0]["msg"]) if callable(checked) else " ".join(str(error).split())) from error
-
-
-@contextmanager
 def engine(
     directory: Path, choice: EngineChoice, environment: Mapping[str, str], **arguments: Any
 ) -> Iterator[OfflineEngine]:
     """An engine on a checkpoint with DSpark, stopped at the end. `environment` is set for it and for its workers."""
-    values = {**{name: os.environ.get(name, value) for name, value in DEFAULTS.items()}, **environment}
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield from _started(directory, choice, arguments)
-    finally:
-        for name in values:
-            del os.environ[name]
-        os.environ.update({name: value for name, value in before.items() if value is not None})
-
-
-def _started(directory: Path, choice: EngineChoice, arguments: dict[str, Any]) -> Iterator[OfflineEngine]:
-    from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
-    from vllm.envs import disable_envs_cache
-    from vllm.platforms import current_platform
-
-    disable_envs_cache()
-    if current_platform.is_cpu():
-        arguments = {**CPU_ARGUMENTS, **arguments}
     if choice.max_model_len is not None:
         arguments["max_model_len"] = choice.max_model_len
     speculative = {
@@ -137,20 +98,14 @@ def _started(directory: Path, choice: EngineChoice, arguments: dict[str, Any]) -
         "num_speculative_tokens": choice.drafts or block_size(directory),
         "draft_sample_method": choice.draft_sample_method,
     }
-    with refusals():
-        llm = LLM(
-            str(directory),
-            dtype=choice.dtype,
-            tensor_parallel_size=choice.tensor_parallel_size,
-            tokenizer_mode="auto" if arguments.get("skip_tokenizer_init") else "deepseek_v41",
-            speculative_config=speculative,
-            worker_extension_cls="deepinfer_vllm.spec_decode.worker_tools.DSparkWorker",
-            **arguments,
-        )
-    try:
+    with offline_engine(
+        str(directory),
+        environment,
+        dtype=choice.dtype,
+        tensor_parallel_size=choice.tensor_parallel_size,
+        tokenizer_mode="auto" if arguments.get("skip_tokenizer_init") else "deepseek_v41",
+        speculative_config=speculative,
+        worker_extension_cls="deepinfer_vllm.spec_decode.worker_tools.DSparkWorker",
+        **arguments,
+    ) as llm:
         yield OfflineEngine(llm)
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
