@@ -1,31 +1,49 @@
 """Least squares with coefficients that are not negative, for a handful of them."""
 
 from collections.abc import Sequence
-from itertools import combinations
 
 Matrix = Sequence[Sequence[float]]
 
 
 def nnls(gram: Matrix, moment: Sequence[float]) -> list[float]:
-    """The x >= 0 of least x.gram.x / 2 - moment.x, by trying which coefficients are zero: exact, for a few.
+    """The x >= 0 of least x.gram.x / 2 - moment.x, exact: the active set method of Lawson and Hanson.
 
     gram: [d][d], positive definite. moment: [d]. Returns [d]. Raises ZeroDivisionError: it is not definite.
     """
-    count = len(moment)
     x = solved(gram, moment)
     if min(x) >= 0.0:
         return x
-    best, least = [0.0] * count, 0.0
-    for size in range(1, count):
-        for kept in combinations(range(count), size):
-            right = [moment[i] for i in kept]
-            part = solved([[gram[i][j] for j in kept] for i in kept], right)
-            value = -0.5 * sum(m * p for m, p in zip(right, part, strict=True))  # at the part's own optimum
-            if value < least and min(part) >= 0.0:
-                best, least = [0.0] * count, value
-                for i, p in zip(kept, part, strict=True):
-                    best[i] = p
-    return best
+    x, free, barred = [0.0] * len(moment), set[int](), set[int]()
+    while True:
+        slopes = [m - sum(g * v for g, v in zip(row, x, strict=True)) for row, m in zip(gram, moment, strict=True)]
+        steepest = max((i for i in range(len(x)) if i not in free | barred), key=slopes.__getitem__, default=None)
+        if steepest is None or slopes[steepest] <= 0.0:
+            return x
+        free.add(steepest)
+        best = _optimum(gram, moment, free)
+        if best[steepest] <= 0.0:  # rounding: nothing is gained there
+            free.remove(steepest)
+            barred.add(steepest)
+            continue
+        barred.clear()
+        while min(best.values()) < 0.0:
+            # From x towards the optimum as far as the first bound, which holds from there on.
+            reach = {i: x[i] / (x[i] - value) for i, value in best.items() if value < 0.0}
+            first = min(reach, key=reach.__getitem__)
+            for i, value in best.items():
+                x[i] += reach[first] * (value - x[i])
+            x[first] = 0.0
+            free.remove(first)
+            best = _optimum(gram, moment, free)
+        for i, value in best.items():
+            x[i] = value
+
+
+def _optimum(gram: Matrix, moment: Sequence[float], free: set[int]) -> dict[int, float]:
+    """What the free coefficients are where the others are 0 and no bound holds."""
+    order = sorted(free)
+    part = solved([[gram[i][j] for j in order] for i in order], [moment[i] for i in order])
+    return dict(zip(order, part, strict=True))
 
 
 def solved(matrix: Matrix, vector: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What drafting did, on its way from the worker that knows it to the scheduler, from where `engine_reports` takes it on.
+"""What drafting did, on its way from the worker that knows it to the scheduler; `engine_reports` takes it further.
 
 A worker's output is a dataclass of fixed fields; ours ride on it as an attribute. Of several ranks the one whose output
 counts speaks.

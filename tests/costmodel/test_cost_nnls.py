@@ -12,7 +12,7 @@ NUMBERS = st.floats(-5, 5).map(lambda x: round(x, 3))
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    count = draw(st.integers(1, 4))
+    count = draw(st.integers(1, 8))
     rows = np.array(draw(st.lists(st.lists(NUMBERS, min_size=count, max_size=count), min_size=1, max_size=8)))
     moment = np.array(draw(st.lists(NUMBERS, min_size=count, max_size=count)))
     return rows.T @ rows + 1e-3 * np.eye(count), moment

@@ -1,0 +1,41 @@
+"""Named sets of what steps take, in a file that an engine writes and the next one starts from."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepinfer_costmodel.step import StepCost
+from deepinfer_costmodel.table import read_as, sets_from_json
+
+SCHEMA = "deepinfer.step-costs/1"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """As `CostTable`, with its names: "replay" and "full" of one engine."""
+
+    costs: dict[str, StepCost]
+    sources: dict[str, str]
+    """Of each set, in words."""
+
+    def having(self, name: str, cost: StepCost, source: str) -> "StepTable":
+        """With this set, in place of one of that name."""
+        return StepTable({**self.costs, name: cost}, {**self.sources, name: source})
+
+    def write(self, path: Path) -> None:
+        """Make `path` this table, whole or not at all. Raises OSError."""
+        sets = {name: cost.to_json() | {"source": self.sources[name]} for name, cost in self.costs.items()}
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(json.dumps({"schema": SCHEMA, "sets": sets}, indent=2) + "\n")
+        os.replace(draft, path)
+
+
+def read_step_table(path: Path) -> StepTable:
+    """The table that was written to `path`. Raises CostError that names the file; OSError if it cannot be opened."""
+
+    def parse(value: Any) -> StepTable:
+        return StepTable(*sets_from_json(value, SCHEMA, StepCost.from_json))
+
+    return read_as(path, parse)
