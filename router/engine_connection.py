@@ -6,6 +6,7 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from deepinfer_router.coalescing import FULL_BYTES, Coalescing
 from deepinfer_router.deadlines import NEVER, Deadlines
 from deepinfer_router.http_headers import Headers, find
 from deepinfer_router.http_response import HELD_BYTES, UpstreamError, UpstreamResponse
@@ -24,6 +25,7 @@ class Pool(Protocol):
     url: str
     loop: asyncio.AbstractEventLoop
     deadlines: Deadlines
+    coalescing: Coalescing
 
     def opened(self, connection: "EngineConnection") -> None:
         """It is there."""
@@ -204,7 +206,12 @@ class EngineConnection(asyncio.Protocol):
             elif not pieces:
                 self._framing_bytes += len(data)
             else:
-                body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                if len(pieces) == 1:
+                    body = pieces[0]
+                else:
+                    body = b"".join(pieces)
+                    if len(body) < FULL_BYTES and not self._held:
+                        pool.coalescing.burst(self)
                 pieces.clear()
                 if self._first:
                     self._begun()
@@ -234,6 +241,17 @@ class EngineConnection(asyncio.Protocol):
             return
         why = f": {exc}" if exc else ""
         self._fail(UpstreamError("reset", True, f"{self.name} closed the connection before the answer's end{why}"))
+
+    # the coalescing's
+
+    def rest(self) -> None:
+        """Read no further until `read_on`, which comes so soon that it is no stall."""
+        self._transport.pause_reading()
+
+    def read_on(self) -> None:
+        """As before, unless it is held for the client's sake, or has ended."""
+        if not self._held and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     # the deadlines'
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
 
+from deepinfer_router.coalescing import Coalescing
 from deepinfer_router.deadlines import Deadlines
 from deepinfer_router.engine_connection import EngineConnection
 from deepinfer_router.errors import RouterConfigError
@@ -41,6 +42,7 @@ class Upstream:
         timeouts = timeouts or Timeouts()
         # Attributes of pydantic's models are slow.
         self._connect_s, self._first_byte_s, self._idle_s = timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s
+        self.coalescing = Coalescing(self.loop, timeouts.coalesce_s)
         self._host = parts.hostname
         self._secure = parts.scheme == "https"
         self._port = port or (443 if self._secure else 80)

@@ -52,6 +52,13 @@ class Timeouts(_Section):
         gt=0,
         description="A connection unused for so long is closed; below the 5 s after which uvicorn does.",
     )
+    coalesce_s: float = Field(
+        default=0.002,
+        ge=0,
+        le=1,
+        description="A stream that comes in bursts of pieces is left unread for at most so long, so that more of them"
+        " go on together. 0: never.",
+    )
 
 
 class ServerTls(_Section):
