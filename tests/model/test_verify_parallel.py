@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from vllm.config import ParallelConfig
+from vllm.config.parallel import EPLBConfig
 
 from deepinfer_vllm.models.deepseek_v41.verify_parallel import problems
 from small_model import both_configs
@@ -29,6 +30,7 @@ def found(model: dict[str, Any] | None = None, **flags: Any) -> list[str]:
         {"data_parallel_size": 8},
         {"tensor_parallel_size": 2, "data_parallel_size": 4, "enable_expert_parallel": True},
         {"data_parallel_size": 3, "enable_expert_parallel": True},
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True},
     ],
     ids=str,
 )
@@ -56,7 +58,6 @@ def test_what_runs(flags: dict[str, Any]) -> None:
         ),
         ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size=2 (must be 1)"),
         ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size=2 (must be 1)"),
-        ({"enable_eplb": True}, "--enable-eplb=True (must be off)"),
         ({"enable_dbo": True}, "--enable-dbo=True (must be off)"),
         ({"ubatch_size": 2}, "--ubatch-size=2 (must be at most 1)"),
     ],
@@ -74,3 +75,12 @@ def test_a_shared_expert_that_cannot_be_split() -> None:
         found({"moe_intermediate_size": 15, "n_shared_experts": 0}, tensor_parallel_size=2, enable_expert_parallel=True)
         == []
     )
+
+
+def test_redundant_experts_that_do_not_fill_the_ranks() -> None:
+    flags: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True}
+    assert found(**flags, eplb_config=EPLBConfig(num_redundant_experts=2)) == []
+    assert found(**flags, eplb_config=EPLBConfig(num_redundant_experts=3)) == [
+        "--eplb-config.num_redundant_experts=3 (must be such that n_routed_experts=8 and they are a multiple of 2 "
+        "processes)"
+    ]

@@ -18,6 +18,8 @@ class ExpertShard:
     """Those held, in the order they are stacked."""
     inner: range
     """Of each one's inner width."""
+    slots: range | None = None
+    """Where EPLB moves experts: of the slots of all ranks, those here. `experts` are those that lie there at first."""
 
     @classmethod
     def plan(
@@ -36,17 +38,36 @@ class ExpertShard:
         return cls((place >= 0).nonzero().flatten().tolist(), range(inner))
 
     @classmethod
-    def here(cls, config: ModelConfig) -> "ExpertShard":
-        """The part of this process, by vLLM's groups and the configuration in force."""
+    def plan_balanced(cls, config: ModelConfig, rank: int, ranks: int, redundant: int) -> "ExpertShard":
+        """The part of `rank` at first, where EPLB moves experts: vLLM begins with all in turn, some a second time."""
+        local = (config.num_experts + redundant) // ranks
+        slots = range(rank * local, (rank + 1) * local)
+        return cls([slot % config.num_experts for slot in slots], range(config.moe_intermediate_size), slots)
+
+    @classmethod
+    def here(cls, config: ModelConfig, *, balanced: bool = False) -> "ExpertShard":
+        """The part of this process, by vLLM's groups and the configuration in force.
+
+        `balanced`: of a model whose experts EPLB may move, if it is enabled.
+        """
         tp, dp = get_tp_group(), get_dp_group()
         parallel = get_current_vllm_config().parallel_config
+        rank, ranks = dp.rank_in_group * tp.world_size + tp.rank_in_group, dp.world_size * tp.world_size
+        if balanced and parallel.enable_eplb:
+            return cls.plan_balanced(config, rank, ranks, parallel.eplb_config.num_redundant_experts)
         return cls.plan(
             config,
-            dp.rank_in_group * tp.world_size + tp.rank_in_group,
-            dp.world_size * tp.world_size,
+            rank,
+            ranks,
             by_expert=parallel.enable_expert_parallel,
             placement=parallel.expert_placement_strategy,
         )
+
+    def place_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """Slots of all ranks to where each lies here, one past the last if elsewhere."""
+        assert self.slots is not None
+        here = (slots >= self.slots.start) & (slots < self.slots.stop)
+        return torch.where(here, slots - self.slots.start, len(self.slots))
 
     def places(self, num_experts: int) -> torch.Tensor | None:
         """[num_experts] int64: where each expert is stacked, one past the last if elsewhere. None: all are held."""

@@ -55,7 +55,8 @@ class Experts(nn.Module):
         e, inner, hidden = len(shard.experts), len(shard.inner), config.hidden_size
         self.shard, self.inner, self.limit, self.storage = shard, inner, config.swiglu_limit, storage
         self.num_experts, self.published_inner = config.num_experts, config.moe_intermediate_size
-        self.register_buffer("places", shard.places(config.num_experts), persistent=False)
+        places = None if shard.slots is not None else shard.places(config.num_experts)
+        self.register_buffer("places", places, persistent=False)
         part = None if inner == self.published_inner else shard.inner
         for name, first, rows, columns, cut in (
             ("w13", "w1", 2 * inner, hidden, None),
@@ -81,23 +82,28 @@ class Experts(nn.Module):
         published = (hidden, self.published_inner) if name == "w2" else (self.published_inner, hidden)
         if weight.shape != published:  # copy_ would broadcast
             raise ValueError(f"{list(weight.shape)} into {list(published)}")
-        place = self.shard.experts.index(expert)
         part = slice(self.shard.inner.start, self.shard.inner.stop)
-        if name == "w2":
-            put(weight, self.held("w2", place), lambda w: columns_of(w, part))
-        else:
-            half = slice(0, self.inner) if name == "w1" else slice(self.inner, 2 * self.inner)
-            put(weight, rows_of(self.held("w13", place), half), lambda w: rows_of(w, part))
+        half = slice(0, self.inner) if name == "w1" else slice(self.inner, 2 * self.inner)
+        for place, held in enumerate(self.shard.experts):
+            if held != expert:
+                continue
+            if name == "w2":
+                put(weight, self.held("w2", place), lambda w: columns_of(w, part))
+            else:
+                put(weight, rows_of(self.held("w13", place), half), lambda w: rows_of(w, part))
 
     def _linear(self, x: torch.Tensor, name: str, place: int) -> torch.Tensor:
         weight = self.held(name, place)
         return linear(x, weight) if self.storage is None else self.storage.linear(x, weight)
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden], experts and weights [T, k] to [T, hidden] float32."""
+        """x [T, hidden], experts and weights [T, k] to [T, hidden] float32. Where EPLB moves experts, slots of all
+        ranks stand in the place of experts."""
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         if self.places is not None:
             experts = self.places[experts]
+        elif self.shard.slots is not None:
+            experts = self.shard.place_of(experts)
         order = experts.flatten().argsort(stable=True)
         token, weight = order // experts.shape[1], weights.flatten()[order].unsqueeze(-1)
         counts = torch.bincount(experts.flatten(), minlength=self.w2.shape[0]).tolist()

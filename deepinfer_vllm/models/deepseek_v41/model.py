@@ -16,6 +16,7 @@ from deepinfer_vllm import compat, envs
 from deepinfer_vllm.models.announce import announce
 from deepinfer_vllm.models.deepseek_v41 import images, replay, weights
 from deepinfer_vllm.models.deepseek_v41.attention import Attention
+from deepinfer_vllm.models.deepseek_v41.balanced_model import BalancedModel
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.dspark_config import DraftConfig
@@ -36,7 +37,7 @@ from deepinfer_vllm.models.deepseek_v41.windows import Windows
 
 
 @MULTIMODAL_REGISTRY.register_processor(images.processor, info=images.processing_info, dummy_inputs=images.dummy_inputs)
-class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
+class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages, BalancedModel):
     """V4.1, with a tower when the checkpoint has one. Module names are the published checkpoint's tensor names."""
 
     allow_patterns_overrides = [CHECKPOINT_FILES]
@@ -82,8 +83,11 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
             engram = None
             if config.engram is not None and layer_id in config.engram.layer_ids:
                 engram = Engram(config, config.engram, dtype, f"{name}.engram", storage)
-            layers.append(DecoderLayer(config, attention, engram, MoE(config, dtype, f"{name}.ffn", storage)))
+            layers.append(
+                DecoderLayer(config, attention, engram, MoE(config, dtype, f"{name}.ffn", storage, balanced=True))
+            )
         self.layers = nn.ModuleList(layers)
+        self._announce_experts(vllm_config.parallel_config)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=f"{base}head")
         self.logits_processor = LogitsProcessor(config.vocab_size)
@@ -94,6 +98,12 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages):
             )
         self.build_tower(config, vllm_config)
         announce(self, vllm_config, self.replay)
+
+    def _announce_experts(self, parallel: Any) -> None:
+        slots = [layer.ffn.slots for layer in self.layers if layer.ffn.slots is not None]
+        if slots:
+            ranks = parallel.world_size_across_dp
+            self.announce_experts(slots, self.config.num_experts, parallel.eplb_config.num_redundant_experts, ranks)
 
     @property
     def model(self) -> SimpleNamespace:

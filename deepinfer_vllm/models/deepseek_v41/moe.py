@@ -6,6 +6,7 @@ from vllm.distributed import get_dp_group
 
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.expert_shard import ExpertShard
+from deepinfer_vllm.models.deepseek_v41.expert_slots import ExpertSlots
 from deepinfer_vllm.models.deepseek_v41.experts import Experts, swiglu
 from deepinfer_vllm.models.deepseek_v41.parallel import (
     column_linear,
@@ -39,12 +40,21 @@ class MoE(nn.Module):
     """Router, routed experts and shared expert of one layer."""
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, prefix: str, storage: WeightStorage | None = None
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        prefix: str,
+        storage: WeightStorage | None = None,
+        *,
+        balanced: bool = False,
     ) -> None:
+        """`balanced`: EPLB may move the experts, if it is enabled; those of draft layers, another number, stay."""
         super().__init__()
         self.dp_ranks = get_dp_group().world_size
         self.gate = Router(config)
-        self.experts = Experts(config, dtype, ExpertShard.here(config), storage=storage, prefix=f"{prefix}.experts")
+        shard = ExpertShard.here(config, balanced=balanced)
+        self.experts = Experts(config, dtype, shard, storage=storage, prefix=f"{prefix}.experts")
+        self.slots = None if shard.slots is None else ExpertSlots(self.experts)
         if config.num_shared_experts:
             self.shared_experts = SharedExpert(config, f"{prefix}.shared_experts", storage)
 
@@ -55,7 +65,8 @@ class MoE(nn.Module):
 
         `dp_tokens`: T of every data-parallel rank, where there are several.
         """
-        routed = self._routed(x, *self.gate.route(x, is_image), dp_tokens)
+        experts, weights = self.gate.route(x, is_image)
+        routed = self._routed(x, experts if self.slots is None else self.slots(experts), weights, dp_tokens)
         if hasattr(self, "shared_experts"):
             routed = routed + self.shared_experts(x).float()
         return sum_over_tp(routed).to(x.dtype)

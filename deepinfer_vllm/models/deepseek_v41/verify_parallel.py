@@ -44,7 +44,12 @@ def problems(config: ModelConfig, parallel: Any) -> list[str]:
                 "1",
                 parallel.prefill_context_parallel_size > 1,
             ),
-            ("--enable-eplb", True, "off", parallel.enable_eplb),
+            (
+                "--eplb-config.num_redundant_experts",
+                parallel.eplb_config.num_redundant_experts,
+                f"such that n_routed_experts={experts} and they are a multiple of {tp * dp} processes",
+                parallel.enable_eplb and (experts + parallel.eplb_config.num_redundant_experts) % (tp * dp),
+            ),
             ("--enable-dbo", True, "off", parallel.enable_dbo),
             ("--ubatch-size", parallel.ubatch_size, "at most 1", parallel.ubatch_size > 1),
         )
