@@ -17,5 +17,7 @@ def register() -> None:
     register_connector()
     compat.provide_torch_kernels()
     compat.provide_dspark()
-    compat.carry_draft_stats()
+    compat.carry_worker_reports()
     compat.publish_reports()
+    compat.fill_eplb_presets()
+    compat.hook_eplb()

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     DEEPINFER_VLLM_DSPARK_CALIBRATION: str
     DEEPINFER_VLLM_DSPARK_RECORD: str
     DEEPINFER_VLLM_DSPARK_GRAMMAR: bool
+    DEEPINFER_VLLM_EPLB: Literal["off", "prefill", "decode"]
+    DEEPINFER_VLLM_EPLB_POLICY: Literal["deepinfer", "vllm"]
+    DEEPINFER_VLLM_EPLB_MAX_MIGRATION: int
+    DEEPINFER_VLLM_EPLB_RECORD: str
 
-Value = str | bool
+Value = str | bool | int
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,16 @@ def _choice(name: str, words: tuple[str, ...], default: str, doc: str) -> Variab
 
 def _flag(name: str, default: str, doc: str) -> Variable:
     return Variable(name, "1 or 0", default, lambda text: {"1": True, "0": False}[text], doc)
+
+
+def _bytes(name: str, default: str, doc: str) -> Variable:
+    def parse(text: str) -> int:
+        number, unit = text.rstrip("KMG"), text[len(text.rstrip("KMG")) :]
+        if not number.isdecimal():
+            raise ValueError(text)
+        return int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit]
+
+    return Variable(name, "a number of bytes, with K, M or G for KiB, MiB or GiB", default, parse, doc)
 
 
 def _path(name: str, allowed: str, default: str, doc: str) -> Variable:
@@ -114,6 +128,33 @@ TABLE: dict[str, Variable] = {
             default="1",
             doc="Draft only tokens that a request's grammar allows. `0` drafts without looking at it; answers keep to"
             " the grammar either way.",
+        ),
+        _choice(
+            "DEEPINFER_VLLM_EPLB",
+            ("off", "prefill", "decode"),
+            default="off",
+            doc="With `--enable-eplb`, what `--eplb-config` leaves unset. `prefill`: 4 redundant experts a rank, a"
+            " window of 100 steps, rebalancing every 1,000; `decode`: 1, 1,000 and 10,000. `off`: vLLM's defaults.",
+        ),
+        _choice(
+            "DEEPINFER_VLLM_EPLB_POLICY",
+            ("deepinfer", "vllm"),
+            default="deepinfer",
+            doc="Whose policy places experts when EPLB rebalances. `vllm` leaves placement to vLLM; loads are measured"
+            " either way.",
+        ),
+        _bytes(
+            "DEEPINFER_VLLM_EPLB_MAX_MIGRATION",
+            default="0",
+            doc="Most bytes of expert weights that one rebalancing moves, over all layers and ranks together; the next"
+            " goes on from there. `0` sets no limit.",
+        ),
+        _path(
+            "DEEPINFER_VLLM_EPLB_RECORD",
+            "a file, or empty",
+            default="",
+            doc="Where to record the loads of experts, step by step, for `deepinfer eplb analyze`: at most 4,096 steps"
+            " or 256 MiB. Empty records nothing.",
         ),
     )
 }

@@ -13,17 +13,20 @@
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 | `flush_before_zeroing` | 0.32, 0.33, runner V2 | it zeroes blocks still to be copied | it asks the connector first |
-| `carry_draft_stats` | 0.32, 0.33 | workers cannot report what only a speculator knows | vLLM lets them |
+| `carry_worker_reports` | 0.32, 0.33 | workers cannot report what only they know | vLLM lets them |
 | `publish_reports` | 0.32, 0.33 | a plugin has no metrics of its own | vLLM lets it |
+| `hook_eplb` | 0.32, 0.33 | EPLB's policies are a closed table, its state tells nothing | it takes policies |
+| `fill_eplb_presets` | 0.32, 0.33 | a configuration does not say what of it was given | it takes presets |
 | `hold_answers` | 0.32, 0.33 | a connector cannot keep an answer until blocks are stored | vLLM lets it |
 """
 
 from deepinfer_vllm.compat.connector_config import hook_connector_config
 from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
-from deepinfer_vllm.compat.draft_stats import carry_draft_stats
 from deepinfer_vllm.compat.dspark import provide_dspark
 from deepinfer_vllm.compat.early_flush import flush_before_zeroing
 from deepinfer_vllm.compat.engine_reports import publish_reports
+from deepinfer_vllm.compat.eplb import hook_eplb
+from deepinfer_vllm.compat.eplb_presets import fill_eplb_presets
 from deepinfer_vllm.compat.grammar_requests import hook_grammar_requests
 from deepinfer_vllm.compat.held_answers import hold_answers
 from deepinfer_vllm.compat.image_errors import blame_the_sender
@@ -32,15 +35,18 @@ from deepinfer_vllm.compat.prompt_embeds import refuse_prompt_embeds
 from deepinfer_vllm.compat.runner_facts import BATCH_FACTS, hook_runner
 from deepinfer_vllm.compat.runner_v2 import provide_torch_kernels
 from deepinfer_vllm.compat.seeded_sampling import hook_seeded_sampling
+from deepinfer_vllm.compat.worker_reports import carry_worker_reports
 
 __all__ = [
     "BATCH_FACTS",
     "add_cpu_collectives",
     "blame_the_sender",
-    "carry_draft_stats",
+    "carry_worker_reports",
+    "fill_eplb_presets",
     "flush_before_zeroing",
     "hold_answers",
     "hook_connector_config",
+    "hook_eplb",
     "hook_grammar_requests",
     "hook_model_config",
     "hook_runner",

@@ -11,7 +11,8 @@ from typing import Any
 from deepinfer_vllm.compat.late import after_import
 
 DRAFTS = "deepinfer_dspark"
-PUBLISHERS = {DRAFTS: "deepinfer_vllm.spec_decode.metrics"}
+EXPERTS = "deepinfer_eplb"
+PUBLISHERS = {DRAFTS: "deepinfer_vllm.spec_decode.metrics", EXPERTS: "deepinfer_vllm.eplb.metrics"}
 """By key: the module whose `metrics_for(vllm_config, engines)` takes reports, or says None where there will be none."""
 
 

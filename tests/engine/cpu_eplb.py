@@ -1,0 +1,103 @@
+"""vLLM's EPLB on a CPU, which vLLM refuses: test shims, loaded into every process of an engine as a plugin of vLLM.
+
+Each stands for something a CPU lacks or vLLM leaves out there: the refusal, the state its CPU runner V1 does not make,
+and streams, on which it orders copies that on a CPU have happened already.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepinfer_vllm.compat.late import after_import
+
+
+def install() -> None:
+    """The plugin's entry point."""
+    after_import("vllm.config.parallel", _accept)
+    after_import("vllm.v1.worker.cpu_model_runner", _make_state)
+    after_import("vllm.distributed.eplb.eplb_state", _time_without_device)
+    torch.accelerator.current_stream = lambda *args: _Stream()  # type: ignore[assignment]
+
+
+class _AcceleratorLike:
+    """The platform as the check of EPLB's configuration sees it."""
+
+    def __init__(self, platform: Any) -> None:
+        self._platform = platform
+
+    def is_cuda_alike(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._platform, name)
+
+
+def _accept(module: Any) -> None:
+    if not isinstance(module.current_platform, _AcceleratorLike):
+        module.current_platform = _AcceleratorLike(module.current_platform)
+
+
+class _Stream:
+    def synchronize(self) -> None:
+        """All there is has been done."""
+
+
+class _Event:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._seconds = 0.0
+
+    def record(self, *args: Any) -> None:
+        self._seconds = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def elapsed_time(self, later: _Event) -> float:
+        return 1e3 * (later._seconds - self._seconds)
+
+
+class _Torch:
+    """torch, as the state sees it."""
+
+    Event = _Event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _time_without_device(module: Any) -> None:
+    module.torch = _Torch()
+
+
+def _make_state(module: Any) -> None:
+    load = module.CPUModelRunner.load_model
+    if hasattr(load, "makes_eplb_state"):
+        return
+
+    def load_and_make_state(self: Any, load_dummy_weights: bool = False) -> None:
+        from vllm.distributed.eplb.eplb_state import EplbState
+        from vllm.model_executor.models.interfaces import get_mixture_of_experts_model
+
+        load(self, load_dummy_weights)
+        if self.parallel_config.enable_eplb:
+            self.eplb_state = EplbState(self.parallel_config, self.device)
+            self._moe_model = get_mixture_of_experts_model(self.model)
+            self.eplb_state.add_model(self._moe_model, self.model_config)
+
+    load_and_make_state.makes_eplb_state = True  # type: ignore[attr-defined]
+    module.CPUModelRunner.load_model = load_and_make_state
+
+
+def as_plugin(folder: Path) -> str:
+    """The PYTHONPATH of processes that are to load the shims; `folder` gets what makes them a plugin."""
+    metadata = folder / "cpu_eplb_shims-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: cpu_eplb_shims\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("[vllm.general_plugins]\ncpu_eplb_shims = engine.cpu_eplb:install\n")
+    tests = Path(__file__).resolve().parent.parent
+    return os.pathsep.join([str(folder), str(tests), os.environ.get("PYTHONPATH", "")])
