@@ -38,6 +38,6 @@ def rank_loads(counts: Array, placement: Array, ranks: int) -> Array:
 
 
 def moe_lb(loads: Array) -> float:
-    """Sum over steps and layers of the slowest rank, over the sum of the mean: [T, L, ranks] -> >= 1; 1 without load."""
+    """Sum over steps and layers of the slowest rank, over that of the mean: [T, L, ranks] -> >= 1; 1 without load."""
     mean = float(loads.mean(axis=-1).sum())
     return float(loads.max(axis=-1).sum()) / mean if mean > 0 else 1.0

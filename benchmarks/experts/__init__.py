@@ -1,0 +1,1 @@
+"""Parts of benchmarks/eplb.py: loads of experts, the rules that place them, and what comes of it."""
