@@ -33,6 +33,8 @@ class Generation:
     async def run(self, request: Request) -> str:
         """Answers `request`; its finish reason. Raises Ended, or CancelledError when the client has left."""
         try:
+            if self._job.stream:
+                await request.start_events()  # vLLM's head comes at once, its first event with the first token
             await self._compute()
             return await (self._stream(request) if self._job.stream else self._whole(request))
         except BaseException:
@@ -69,7 +71,6 @@ class Generation:
         return finish
 
     async def _stream(self, request: Request) -> str:
-        await request.start_events()
         if head := self._answer.head():
             await request.events(head)
         last, usage = "length", Usage(0, 0, 0)

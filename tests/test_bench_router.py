@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import urllib.request
 from pathlib import Path
@@ -12,12 +13,12 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
-from proxy import report  # noqa: E402
+from proxy import report, scenes  # noqa: E402
 from proxy.contenders import ours  # noqa: E402
-from proxy.failures import aborts, cancel_ms, hits_per_request, mock_engines, post  # noqa: E402
+from proxy.failures import aborts, cancel_between_ms, cancel_ms, hits_per_request, mock_engines, post  # noqa: E402
 from proxy.large import _p99  # noqa: E402
 from proxy.rounds import CHAT, CONTESTS, DIRECT, OURS, ROUND_ROBIN  # noqa: E402
-from proxy.tools import engines, load, request  # noqa: E402
+from proxy.tools import PROXY_CORE, Process, engines, load, request  # noqa: E402
 
 
 def test_engines_and_clients_in_c_count_what_there_was(tmp_path: Path) -> None:
@@ -50,13 +51,35 @@ def test_the_router_is_measured_and_survives_failures(tmp_path: Path) -> None:
     ):
         found = hits_per_request(running.port, mocks, "status", 10, status=400)
         assert found == {"requests": 10, "served": 0, "hits_per_request": 1.0}
-        times = cancel_ms(
-            running.port, mocks, {**CHAT, "max_tokens": 5_000}, lambda: any(m.state()["running"] for m in mocks), 1
-        )
+        times = cancel_ms(running.port, {**CHAT, "max_tokens": 5_000}, scenes._busy(mocks), scenes._idle(mocks), 1)
         assert len(times) == 1
         left = aborts(running, mocks, 30)
         assert (left["running"], left["served_after"]) == (0, 200) and left["more_files"] <= 0
+        assert left["engine_connections_left"] == 0
         assert post(running.port, CHAT)[0] == 200
+
+
+def test_what_a_client_leaves_between_prefill_and_decode_is_freed_and_does_not_expire(tmp_path: Path) -> None:
+    with scenes._split_stage(tmp_path) as (running, (prefill, decode)):
+        body = {**scenes.LONG, **scenes.PROMPT}
+        assert len(cancel_between_ms(running.port, prefill, decode, body, 2)) == 2
+        assert prefill.state()["leases"] == {"held": 0, "expired": 0}
+        assert decode.state()["running"] <= 1
+
+
+def test_open_files_tells_connections_to_some_ports_from_others(tmp_path: Path) -> None:
+    program = "import signal, socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
+    program += "print('there', flush=True); signal.pause()"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        process = Process([sys.executable, "-c", program, str(port)], PROXY_CORE, tmp_path / "log")
+        try:
+            assert process.line() == "there"
+            others, connections = process.open_files({port})
+            assert connections == 1
+            assert process.open_files({port + 1}) == (others + 1, 0)
+        finally:
+            process.stop()
 
 
 def row(cpu_us: float, time_us: float = 100.0, rss_mb: float = 50.0) -> dict[str, Any]:

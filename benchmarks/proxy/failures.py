@@ -21,6 +21,9 @@ from proxy.tools import OTHER_CORE, Process, request
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 MOST_SECONDS = 60.0
 """Longer than any of this takes: then something hangs, and that is the result."""
+_POLLING = 2
+"""Connections to an engine at a time that no request needs: a poll's and a probe's."""
+_SETTLES_S = 20.0
 
 
 class Engine:
@@ -90,8 +93,8 @@ def hits_per_request(port: int, engines: list[Engine], kind: str, count: int, **
     return {"requests": count, "served": statuses.count(200), "hits_per_request": asked / count}
 
 
-def cancel_ms(port: int, engines: list[Engine], body: Any, phase: Callable[[], bool], rounds: int) -> list[float]:
-    """Milliseconds from a client's leaving, once `phase()` holds, until no engine works for it."""
+def cancel_ms(port: int, body: Any, phase: Callable[[], bool], over: Callable[[], bool], rounds: int) -> list[float]:
+    """Milliseconds from a client's leaving, once `phase()` holds, until `over()` does."""
     found = []
     for _ in range(rounds):
         with socket.create_connection(("127.0.0.1", port)) as client:
@@ -99,9 +102,24 @@ def cancel_ms(port: int, engines: list[Engine], body: Any, phase: Callable[[], b
             _until(phase)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         left = time.perf_counter()
-        _until(lambda: not any(engine.state()["running"] for engine in engines))
+        _until(over)
         found.append((time.perf_counter() - left) * 1e3)
     return found
+
+
+def cancel_between_ms(port: int, prefill: Engine, decode: Engine, body: Any, rounds: int) -> list[float]:
+    """`cancel_ms` of clients whose prompt is computed and whose decode waits for its place, until the prefill engine has
+    its blocks back and the decode engine no more of them. It is kept busy meanwhile, and can do one request at a time."""
+    with socket.create_connection(("127.0.0.1", int(decode.url.rpartition(":")[2]))) as busy:
+        busy.sendall(request({**body, "stream": True}))
+        _until(lambda: decode.state()["running"] == 1)
+        return cancel_ms(
+            port,
+            body,
+            lambda: prefill.state()["leases"]["held"] == 1 and decode.state()["running"] == 2,
+            lambda: prefill.state()["leases"]["held"] == 0 and decode.state()["running"] == 1,
+            rounds,
+        )
 
 
 def stalled_seconds(port: int, engines: list[Engine]) -> tuple[float, bool]:
@@ -126,19 +144,34 @@ def stalled_seconds(port: int, engines: list[Engine]) -> tuple[float, bool]:
 
 
 def aborts(running: Running, engines: list[Engine], count: int) -> dict[str, float]:
-    """Clients that leave at random moments; what is left of them in engines and proxy."""
+    """Clients that leave at random moments; what is left of them in engines and proxy.
+
+    Descriptors are told apart: connections to engines come and go with polls and probes, one of each at a time to each
+    engine, and what requests had opened beyond that is closed once it is not used (`http.timeouts.idle_s`).
+    """
+    ports = {int(engine.url.rpartition(":")[2]) for engine in engines}
     _leave(running.port, range(count, count + count // 4))  # what is allocated once is there then
     post(running.port, CHAT)
-    files, rss = running.process.open_files(), running.process.rss_mb()
+    _until(lambda: running.process.open_files(ports)[1] <= _POLLING * len(engines))
+    files, _ = running.process.open_files(ports)
+    rss = running.process.rss_mb()
     _leave(running.port, range(count))
     _until(lambda: not any(engine.state()["running"] for engine in engines))
-    deadline = time.monotonic() + 10  # idle connections to engines are kept for some seconds
-    while running.process.open_files() > files and time.monotonic() < deadline:
-        time.sleep(0.2)
+    began = time.monotonic()
+    most = others = connections = 0
+    while (spent := time.monotonic() - began) < _SETTLES_S:
+        others, connections = running.process.open_files(ports)
+        most = max(most, connections)
+        if others <= files and connections <= _POLLING * len(engines):
+            break
+        time.sleep(0.1)
     return {
         "aborts": count,
         "running": sum(engine.state()["running"] for engine in engines),
-        "more_files": running.process.open_files() - files,
+        "more_files": others - files,
+        "engine_connections_at_the_end": most,
+        "engine_connections_left": max(0, connections - _POLLING * len(engines)),
+        "settled_s": spent,
         "more_rss_mb": running.process.rss_mb() - rss,
         "served_after": post(running.port, CHAT)[0],
     }

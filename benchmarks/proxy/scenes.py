@@ -9,12 +9,23 @@ from typing import Any
 
 from proxy import contenders
 from proxy.contenders import Running
-from proxy.failures import CHAT, Engine, aborts, cancel_ms, hits_per_request, mock_engines, stalled_seconds
+from proxy.failures import (
+    CHAT,
+    Engine,
+    aborts,
+    cancel_between_ms,
+    cancel_ms,
+    hits_per_request,
+    mock_engines,
+    stalled_seconds,
+)
 from proxy.rounds import OURS, ROUND_ROBIN
 
 Row = tuple[str, list[float], float | None]
 REQUESTS = 100
 LONG = {**CHAT, "max_tokens": 100_000}
+PROMPT = {"messages": [{"role": "user", "content": "x" * 20_000}]}
+"""Too long to be computed where it is decoded."""
 
 
 def failure_rows(
@@ -40,17 +51,18 @@ def failure_rows(
         with _stage(scratch, name, program, "--time-scale", "1") as (running, engines):
             say(f"failures: {name}: clients that leave")
             found["cancel"] = {
-                "before the first token": cancel_ms(
-                    running.port,
-                    engines,
-                    {**LONG, "messages": [{"role": "user", "content": "x" * 20_000}]},
-                    _busy(engines),
-                    5,
-                ),
-                "streaming": cancel_ms(running.port, engines, {**LONG, "stream": True}, _busy(engines), 5),
-                "not streaming": cancel_ms(running.port, engines, LONG, _busy(engines), 5),
+                phase: cancel_ms(running.port, body, _busy(engines), _idle(engines), 5)
+                for phase, body in (
+                    ("before the first token", {**LONG, **PROMPT}),
+                    ("streaming", {**LONG, "stream": True}),
+                    ("not streaming", LONG),
+                )
             }
         if name == OURS:
+            with _split_stage(scratch) as (running, engines):
+                say(f"failures: {name}: clients that leave between prefill and decode")
+                body = {**LONG, **PROMPT}
+                found["cancel"]["between prefill and decode"] = cancel_between_ms(running.port, *engines, body, 5)
             with _stage(scratch, name, program, "--time-scale", "0.02") as (running, engines):
                 found["aborts"] = aborts(running, engines, count)
             with _stage(scratch, name, program) as (running, engines):
@@ -69,8 +81,10 @@ def _limits(found: dict[str, Any]) -> list[Row]:
         ("requests lost while one of two engines resets", [reset["requests"] - reset["served"]], 0.0),
         ("engines asked meanwhile", [reset["hits_per_request"]], 2.0),
         ("a client leaves until engines stop: ms, the slowest", cancelled, 50.0),
+        ("of these, between prefill and decode: ms", found["cancel"]["between prefill and decode"], 50.0),
         (f"{left['aborts']:,} aborts: requests left in engines", [left["running"]], 0.0),
         (f"{left['aborts']:,} aborts: descriptors left", [left["more_files"]], 0.0),
+        (f"{left['aborts']:,} aborts: connections to engines left", [left["engine_connections_left"]], 0.0),
         (f"{left['aborts']:,} aborts: memory, MB more", [left["more_rss_mb"]], 8.0),
         ("a stream stalls until its client is told: s", [seconds if told else float("inf")], 16.0),
     ]
@@ -89,5 +103,19 @@ def _stage(scratch: Path, name: str, program: str | None, *settings: str) -> Any
         yield running, engines
 
 
+@contextlib.contextmanager
+def _split_stage(scratch: Path) -> Any:
+    """One engine that prefills, one that decodes."""
+    settings = ("--time-scale", "1", "--connector", "nixl", "--max-sequences", "1")
+    with mock_engines(scratch, *settings) as engines:
+        prefill, decode = (engine.url for engine in engines)
+        with contenders.ours(scratch, "split", ["--prefill", prefill, "--decode", decode]) as running:
+            yield running, engines
+
+
 def _busy(engines: list[Engine]) -> Callable[[], bool]:
     return lambda: any(engine.state()["running"] for engine in engines)
+
+
+def _idle(engines: list[Engine]) -> Callable[[], bool]:
+    return lambda: not any(engine.state()["running"] for engine in engines)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,9 +99,17 @@ class Process:
                 total += sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
         return total / 1024
 
-    def open_files(self) -> int:
-        """Descriptors of the tree."""
-        return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in self._tree(self._child.pid))
+    def open_files(self, ports: Collection[int]) -> tuple[int, int]:
+        """Descriptors of the tree: connections to these ports of this host are the second number, all others the
+        first."""
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        inodes = {f"socket:[{row[9]}]" for row in rows if int(row[2].rpartition(":")[2], 16) in ports}
+        counts = [0, 0]
+        for pid in self._tree(self._child.pid):
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # it has been closed
+                    counts[os.readlink(descriptor) in inodes] += 1
+        return counts[0], counts[1]
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL for what is left."""

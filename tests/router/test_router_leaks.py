@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import random
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from routed import LONG, Routed, read_reply, routed, until
 from scripted_engine import Act, Asked, answer, broken, generates, prefilled
 
+from deepinfer_router.http_client import Upstream
 from deepinfer_router.request import Request
 
 IDS = [0, 1, 0, 1, 1, 0]
@@ -97,6 +99,40 @@ def test_nothing_is_left_of_requests_however_they_end(seed: int, layout: str) ->
             await until(lambda: all(asked.over for engine in router.engines for asked in engine.asked))
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_no_descriptor_is_left_of_clients_that_leave(split: bool) -> None:
+    """Both ends are in this process: what engines and clients kept open would be counted, too."""
+
+    async def main() -> None:
+        rng = random.Random(1)
+        acts = [generates(IDS, pause_s=0.002), generates(IDS, until=2, then="stall"), broken("stall")]
+        engines: dict[str, Any] = {"acts": [at_random(acts, rng)] * 2}
+        if split:
+            engines = {"prefill": [at_random(PREFILLS[:3], rng)], "decode": [at_random(acts, rng)]}
+        timeouts = {"idle_s": 0.1}  # what is not used goes then, and polls have nothing to go on with
+        fleet = {"probe_s": 3600.0, "poll_s": 3600.0}
+        failure = {"stall_s": 0.4, "first_token_s": 0.4}
+        async with routed(**engines, http={"timeouts": timeouts}, fleet=fleet, failure=failure) as router:
+            await until(lambda: all(not up.connections for up in upstreams(router)))
+            await asyncio.sleep(0.1)  # the engines' ends
+            before = descriptors()
+            for _ in range(2):
+                await asyncio.gather(*(client(router, rng) for _ in range(60)))
+            await router.settled()
+            await until(lambda: descriptors() <= before)
+            assert all(not up.connections for up in upstreams(router))
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def upstreams(router: Routed) -> list[Upstream]:
+    return [router.app.upstreams.of(engine) for engine in router.app.fleet.engines.values()]
 
 
 def requests_kept() -> int:

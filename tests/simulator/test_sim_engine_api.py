@@ -172,6 +172,22 @@ def test_capacity_makes_requests_wait_and_growth_preempts() -> None:
     run(work())
 
 
+def test_a_stream_s_head_comes_before_its_turn() -> None:
+    """As vLLM's, which waits for no token; so a router must not take it for one."""
+
+    async def work() -> None:
+        async with mock_engines(1, EngineConfig(max_sequences=1, time_scale=1.0)) as (engine,):
+            body = {"prompt": "a b c", "max_tokens": 100_000, "stream": True}
+            async with aiohttp.ClientSession() as client:
+                async with client.post(f"{engine.url}/v1/completions", json=body) as first:
+                    assert first.status == 200 and (await first.content.readline()).startswith(b"data: ")
+                    async with client.post(f"{engine.url}/v1/completions", json=body) as second:
+                        assert second.status == 200
+                        assert engine.running == 2 and second.content.total_bytes == 0
+
+    run(work())
+
+
 def test_a_full_queue_is_a_503() -> None:
     async def work() -> None:
         config = EngineConfig(max_sequences=1, max_waiting=1, time_scale=1.0)
