@@ -108,8 +108,8 @@ def cancel_ms(port: int, body: Any, phase: Callable[[], bool], over: Callable[[]
 
 
 def cancel_between_ms(port: int, prefill: Engine, decode: Engine, body: Any, rounds: int) -> list[float]:
-    """`cancel_ms` of clients whose prompt is computed and whose decode waits for its place, until the prefill engine has
-    its blocks back and the decode engine no more of them. It is kept busy meanwhile, and can do one request at a time."""
+    """`cancel_ms` of clients whose prompt is computed and whose decode waits for its place, until the prefill engine
+    has its blocks back and the decode engine knows no more of them. It is kept busy, and does one request at a time."""
     with socket.create_connection(("127.0.0.1", int(decode.url.rpartition(":")[2]))) as busy:
         busy.sendall(request({**body, "stream": True}))
         _until(lambda: decode.state()["running"] == 1)

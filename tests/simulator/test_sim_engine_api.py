@@ -178,12 +178,12 @@ def test_a_stream_s_head_comes_before_its_turn() -> None:
     async def work() -> None:
         async with mock_engines(1, EngineConfig(max_sequences=1, time_scale=1.0)) as (engine,):
             body = {"prompt": "a b c", "max_tokens": 100_000, "stream": True}
-            async with aiohttp.ClientSession() as client:
-                async with client.post(f"{engine.url}/v1/completions", json=body) as first:
-                    assert first.status == 200 and (await first.content.readline()).startswith(b"data: ")
-                    async with client.post(f"{engine.url}/v1/completions", json=body) as second:
-                        assert second.status == 200
-                        assert engine.running == 2 and second.content.total_bytes == 0
+            url = f"{engine.url}/v1/completions"
+            async with aiohttp.ClientSession() as client, client.post(url, json=body) as first:
+                assert first.status == 200 and (await first.content.readline()).startswith(b"data: ")
+                async with client.post(url, json=body) as second:
+                    assert second.status == 200
+                    assert engine.running == 2 and second.content.total_bytes == 0
 
     run(work())
 
