@@ -36,7 +36,7 @@ class PrefillConfig(BaseModel):
         " shorter groups where two or more have nothing to do; lowest mean.",
     )
     overflow_wait_s: float = Field(
-        1.0, ge=0, le=3600, description="Shorter waits than this, or than twice the own cost, never overflow."
+        0.3, ge=0, le=3600, description="Shorter waits than this, or than twice the own cost, never overflow."
     )
     overflow_gain: float = Field(
         0.2, ge=0, le=1, description="The other engine's wait is at most this fraction of the wait in the own group."

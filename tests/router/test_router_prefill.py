@@ -146,7 +146,8 @@ def overflowing(overflow: str) -> tuple[PrefillPolicy, list[Target], dict[str, T
         ("up", {"long": 1.9}, 0, "long", "overflow_up"),
         ("up", {"long": 2.1}, 0, "short", "in_group"),  # not sooner by enough
         ("none", {"long": 0.0}, 0, "short", "in_group"),
-        ("up", {"short": 0.9, "long": 0.0}, 0, "short", "in_group"),  # waits too little to go elsewhere
+        ("up", {"short": 0.29, "long": 0.0}, 0, "short", "in_group"),  # waits too little to go elsewhere
+        ("up", {"short": 0.31, "long": 0.0}, 0, "long", "overflow_up"),
         ("up", {"short": 0.0}, 1, "mid", "in_group"),  # never down
         ("up_and_idle", {"short": 0.0}, 1, "mid", "in_group"),  # the only one of its group
         ("up_and_idle", {"short": 0.0, "long": 0.0}, 1, "long", "overflow_up"),  # up first
