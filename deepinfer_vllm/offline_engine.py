@@ -19,10 +19,12 @@ class EngineError(ValueError):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """vLLM's ValueErrors, by which it refuses a setting, a checkpoint or a prompt, as EngineErrors of one line."""
+    """The errors by which vLLM refuses a setting, a checkpoint or a prompt, as EngineErrors of one line."""
+    from vllm.exceptions import VLLMClientError
+
     try:
         yield
-    except ValueError as error:
+    except (ValueError, VLLMClientError) as error:
         checked = getattr(error, "errors", None)  # pydantic's
         raise EngineError(str(checked()[0]["msg"]) if callable(checked) else " ".join(str(error).split())) from error
 

@@ -16,6 +16,7 @@ from deepinfer_vllm.cli import (
     demo,
     doctor,
     dspark,
+    eval,
     kvstore,
     kvstore_operators,
     kvstore_rebuild,
@@ -42,6 +43,7 @@ app.add_typer(kvstore.app)
 app.command("router")(router.router)
 app.command("mock-engine")(mock_engine.mock_engine)
 app.add_typer(simulate.app)
+app.command("eval")(eval.evaluate)
 app.command("demo")(demo.demo)
 
 
