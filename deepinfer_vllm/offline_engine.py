@@ -26,7 +26,13 @@ def refusals() -> Iterator[None]:
         yield
     except (ValueError, VLLMClientError) as error:
         checked = getattr(error, "errors", None)  # pydantic's
-        raise EngineError(str(checked()[0]["msg"]) if callable(checked) else " ".join(str(error).split())) from error
+        raise EngineError(_first(checked()) if callable(checked) else " ".join(str(error).split())) from error
+
+
+def _first(details: list[Any]) -> str:
+    """Of pydantic's errors: the field and its value, where it is one's, and what is wrong."""
+    field = ".".join(str(part) for part in details[0]["loc"])
+    return (f"{field} = {details[0]['input']!r}: " if field else "") + str(details[0]["msg"])
 
 
 @contextmanager
