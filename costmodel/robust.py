@@ -13,11 +13,11 @@ from operator import mul
 
 from deepinfer_costmodel.nnls import nnls
 
-TRIMS, STEPS = 3, 8
-TRIMMED = 0.6  # the part that is taken for good at first
-HEARD = 5  # observations of a size that may differ from all others
-SCALE = (0.02, 1.0)  # bounds of the spread of relative errors
-TUKEY = 4.685  # 95 % as efficient as least squares under normal noise
+_TRIMS, _STEPS = 3, 8
+_TRIMMED = 0.6  # the part that is taken for good at first
+_HEARD = 5  # observations of a size that may differ from all others
+_SCALE = (0.02, 1.0)  # bounds of the spread of relative errors
+_TUKEY = 4.685  # 95 % as efficient as least squares under normal noise
 
 Column = Sequence[float]
 
@@ -41,12 +41,12 @@ def fitted(
     coefficients = [scaled * term for term in prior]
     at_anchors = predicted(anchors, coefficients)
     now = predicted(features, coefficients)
-    for step in range(STEPS):
+    for step in range(_STEPS):
         errors = [abs(log(s / p)) for s, p in zip(seconds, now, strict=True)]
-        scale = min(max(1.4826 * weighted_quantile(errors, weights, 0.5), SCALE[0]), SCALE[1])
+        scale = min(max(1.4826 * weighted_quantile(errors, weights, 0.5), _SCALE[0]), _SCALE[1])
         distance = [error / scale for error in errors]
         # From far off the spread is no measure of outliers: at first the nearer part is fitted (least trimmed squares).
-        robust = nearer(distance, weights, sizes) if step < TRIMS else bisquare(distance)
+        robust = nearer(distance, weights, sizes) if step < _TRIMS else bisquare(distance)
         heard = [w * r / (scale * p) ** 2 for w, r, p in zip(weights, robust, now, strict=True)]
         larger = [max(*pair) for pair in zip(at_anchors, predicted(anchors, coefficients), strict=True)]
         pull = [1.0 / each**2 for each in larger]
@@ -62,7 +62,7 @@ def fitted(
             return None
         before, now = now, predicted(features, solved)
         coefficients = solved
-        if step > TRIMS and all(abs(a - b) <= 1e-3 * b for a, b in zip(now, before, strict=True)):
+        if step > _TRIMS and all(abs(a - b) <= 1e-3 * b for a, b in zip(now, before, strict=True)):
             break
     return coefficients
 
@@ -100,21 +100,21 @@ def nearer(distance: Column, weights: Column, sizes: Sequence[int]) -> list[bool
     Of each size for itself, or the few long prompts would be outliers to the many short ones. A size seen too seldom to
     tell is compared with all.
     """
-    limit = weighted_quantile(distance, weights, TRIMMED)
+    limit = weighted_quantile(distance, weights, _TRIMMED)
     of_size: defaultdict[int, list[int]] = defaultdict(list)
     for at, size in enumerate(sizes):
         of_size[size].append(at)
     limits = {
-        size: weighted_quantile([distance[at] for at in places], [weights[at] for at in places], TRIMMED)
+        size: weighted_quantile([distance[at] for at in places], [weights[at] for at in places], _TRIMMED)
         for size, places in of_size.items()
-        if len(places) >= HEARD
+        if len(places) >= _HEARD
     }
     return [far <= limits.get(size, limit) for far, size in zip(distance, sizes, strict=True)]
 
 
 def bisquare(distance: Column) -> list[float]:
     """Tukey's weights of errors so many scales away: 1 at none, 0 from 4.685 on."""
-    return [(1.0 - (far / TUKEY) ** 2) ** 2 if far < TUKEY else 0.0 for far in distance]
+    return [(1.0 - (far / _TUKEY) ** 2) ** 2 if far < _TUKEY else 0.0 for far in distance]
 
 
 def weighted_quantile(values: Column, weights: Column, part: float) -> float:

@@ -2,22 +2,26 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from deepinfer_costmodel.cost import clipped
 from deepinfer_costmodel.fit import ANCHORS, MAX_SECONDS
+from deepinfer_costmodel.huber import Floats, huber
 from deepinfer_costmodel.recent import Recent
-from deepinfer_costmodel.robust_arrays import fitted
 from deepinfer_costmodel.step import MOST_SECONDS, Load, StepCost
 
 _EVERY = 64
+_SURPRISE = 0.25  # of what was measured: farther off, the next fit comes sooner
 _DECODES = [(count, count * context) for count in (1, 64, 512) for context in (256, 16_384)]
 _EMBEDS = 1024
 
 
 class StepFit:
-    """As `OnlineFit`, of whole steps; the first observation already sets the scale.
+    """Bounded, non-negative coefficients of whole steps, over recent observations of all sizes (`Recent`).
 
-    `observe` takes some microseconds and `refit` some milliseconds: call that where nobody waits, once it is due.
-    One thread.
+    As with `OnlineFit` the prior's shape, scaled to what was seen, decides what observations leave open; the first one
+    already sets the scale. `observe` takes some microseconds and `refit` a few milliseconds: call that where nobody
+    waits, once it is due. One thread.
     """
 
     def __init__(self, prior: StepCost) -> None:
@@ -28,6 +32,7 @@ class StepFit:
         """Observations that no engine can have made."""
         self._recent = Recent()
         self._due = 1
+        self._fitted = 0
         cap = prior.prefill.cap_tokens
         anchors = [Load().chunk(q, c, cap) for q, c in ANCHORS]
         anchors += [Load(decodes=count, context=context) for count, context in _DECODES]
@@ -60,14 +65,20 @@ class StepFit:
             load.decodes.bit_length() // 2,
             load.embeds > 0,
         )
-        self._recent.add(size, load, self.cost.seconds(load), seconds)
+        predicted = self.cost.seconds(load)
+        self._recent.add(size, load, predicted, seconds)
+        if abs(predicted - seconds) > _SURPRISE * seconds:
+            self._due = min(self._due, self._fitted + 1 + self.observations // 16)
         return True
 
     def refit(self) -> None:
         """Fit to what has been observed, at least one step; `due` is False after it."""
         loads, seconds, weights = self._recent.observed()
-        self._due = self.observations + min(self.observations, _EVERY)
-        terms = fitted(self._features(loads), seconds, weights, self._anchors, self._vector())
+        self._fitted = self.observations
+        self._due = self._fitted + min(self._fitted, _EVERY)
+        terms = huber(
+            self._features(loads), np.asarray(seconds), np.asarray(weights), self._anchors, np.asarray(self._vector())
+        )
         if terms is not None:
             self.cost = self._cost(terms)
 
@@ -84,10 +95,8 @@ class StepFit:
         terms += [prefill.alpha - prior.step, prefill.beta, prefill.gamma]
         return terms if prefill.cap_tokens is None else [*terms, prefill.index]
 
-    def _features(self, loads: Sequence[Load]) -> list[list[float]]:
-        """loads: [n]. Returns [7 or 8][n]: what each coefficient is multiplied by."""
-        chunks, tokens, pairs, attended, decodes, context, embeds = (
-            list(map(float, column)) for column in zip(*loads, strict=True)
-        )
-        terms = [[1.0] * len(loads), decodes, context, embeds, chunks, tokens]
-        return [*terms, pairs] if self.prior.prefill.cap_tokens is None else [*terms, attended, pairs]
+    def _features(self, loads: Sequence[Load]) -> Floats:
+        """loads: [n]. Returns [7 or 8, n]: what each coefficient is multiplied by."""
+        chunks, tokens, pairs, attended, decodes, context, embeds = np.array(loads, dtype=np.float64).T
+        terms = [np.ones(len(loads)), decodes, context, embeds, chunks, tokens]
+        return np.stack([*terms, pairs] if self.prior.prefill.cap_tokens is None else [*terms, attended, pairs])

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     DEEPINFER_VLLM_EPLB_POLICY: Literal["deepinfer", "vllm"]
     DEEPINFER_VLLM_EPLB_MAX_MIGRATION: int
     DEEPINFER_VLLM_EPLB_RECORD: str
+    DEEPINFER_VLLM_SCHED_TARGET_MS: float
+    DEEPINFER_VLLM_SCHED_GRID: int
+    DEEPINFER_VLLM_SCHED_CHUNK: int
+    DEEPINFER_VLLM_SCHED_CONTEXT: int
+    DEEPINFER_VLLM_SCHED_COSTS: str
 
-Value = str | bool | int
+Value = str | bool | int | float
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,15 @@ def _bytes(name: str, default: str, doc: str) -> Variable:
 
 def _path(name: str, allowed: str, default: str, doc: str) -> Variable:
     return Variable(name, allowed, default, str, doc)
+
+
+def _number(name: str, kind: type[int] | type[float], least: int, most: int, default: str, doc: str) -> Variable:
+    def parse(text: str) -> int | float:
+        if not least <= (number := kind(text)) <= most:
+            raise ValueError(text)
+        return number
+
+    return Variable(name, f"{least} to {most}", default, parse, doc)
 
 
 TABLE: dict[str, Variable] = {
@@ -155,6 +169,48 @@ TABLE: dict[str, Variable] = {
             default="",
             doc="Where to record the loads of experts, step by step, for `deepinfer eplb analyze`: at most 4,096 steps"
             " or 256 MiB. Empty records nothing.",
+        ),
+        _number(
+            "DEEPINFER_VLLM_SCHED_TARGET_MS",
+            float,
+            0,
+            600_000,
+            default="50",
+            doc="Milliseconds that 99 of 100 tokens of a running decode take at most, as far as chunks of prompts go:"
+            " [the chunk scheduler](scheduling.md) cuts these so that steps keep to it. 0 is throughput mode: chunks as"
+            " large as they may be.",
+        ),
+        _number(
+            "DEEPINFER_VLLM_SCHED_GRID",
+            int,
+            1,
+            32_768,
+            default="128",
+            doc="Chunks of prompts end at multiples of so many tokens.",
+        ),
+        _number(
+            "DEEPINFER_VLLM_SCHED_CHUNK",
+            int,
+            1,
+            1 << 20,
+            default="32768",
+            doc="The most tokens of one chunk; `--max-num-batched-tokens` limits a step.",
+        ),
+        _number(
+            "DEEPINFER_VLLM_SCHED_CONTEXT",
+            int,
+            0,
+            1 << 40,
+            default="0",
+            doc="The most tokens that the chunks of a step reach up to, each with what is before it, added up. 0: no"
+            " limit.",
+        ),
+        _path(
+            "DEEPINFER_VLLM_SCHED_COSTS",
+            "a file, or empty",
+            default="",
+            doc="Where the chunk scheduler reads what steps cost at start, and writes what it has learnt. Empty: it"
+            " starts from a published engine's costs, and writes none.",
         ),
     )
 }

@@ -30,6 +30,7 @@ PAGE_OF = {
     "router": "router",
     "costmodel": "router",
     "simulator": "router",
+    "deepinfer_vllm/scheduling": "scheduling",
     "deepinfer_vllm/spec_decode": "dspark",
     "deepinfer_vllm/training": "dspark",
 }

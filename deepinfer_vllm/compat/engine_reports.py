@@ -10,9 +10,12 @@ from typing import Any
 
 from deepinfer_vllm.compat.late import after_import
 
-DRAFTS = "deepinfer_dspark"
-EXPERTS = "deepinfer_eplb"
-PUBLISHERS = {DRAFTS: "deepinfer_vllm.spec_decode.metrics", EXPERTS: "deepinfer_vllm.eplb.metrics"}
+DRAFTS, EXPERTS, STEPS = "deepinfer_dspark", "deepinfer_eplb", "deepinfer_sched"
+PUBLISHERS = {
+    DRAFTS: "deepinfer_vllm.spec_decode.metrics",
+    EXPERTS: "deepinfer_vllm.eplb.metrics",
+    STEPS: "deepinfer_vllm.scheduling.metrics",
+}
 """By key: the module whose `metrics_for(vllm_config, engines)` takes reports, or says None where there will be none."""
 
 

@@ -13,7 +13,6 @@ from deepinfer_costmodel.fit import OnlineFit
 from deepinfer_costmodel.nnls import nnls
 from deepinfer_costmodel.priors import PUBLISHED
 from deepinfer_costmodel.robust import bisquare, fitted, weighted_quantile
-from deepinfer_costmodel.robust_arrays import fitted as fitted_by_numpy
 
 ENGINES = {
     "fast": Cost(0.02, 1e-5, 1e-9),
@@ -84,28 +83,6 @@ def test_is_the_batch_solution_where_nothing_is_an_outlier() -> None:
     assert found is not None
     assert (batch > 0).all()
     np.testing.assert_allclose(features @ np.array(found), features @ batch, rtol=0.01)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_with_numpy_the_answer_is_the_same(seed: int) -> None:
-    """With outliers, sizes heard too seldom to tell, weights, and coefficients that end at 0."""
-    rng = Random(seed)
-    sizes = [size(rng) for _ in range(rng.choice([1, 2, 9, 250]))]
-    columns = [[1.0] * len(sizes), [q / 1e3 for q, _ in sizes], [q * (c + q / 2) / 1e9 for q, c in sizes]]
-    columns += [[rng.random() for _ in sizes] for _ in range(rng.randint(0, 4))]
-    seconds = [0.1 + q * 2e-4 + rng.choice([0, 0, 0, 3.0]) + rng.gauss(0, 0.01) for q, _ in sizes]
-    weights = [rng.uniform(0.1, 1.0) for _ in sizes]
-    anchors = [[rng.uniform(0.1, 5.0) for _ in range(9)] for _ in columns]
-    prior = [rng.uniform(0.01, 1.0) for _ in columns]
-    slow = fitted(columns, seconds, weights, anchors, prior)
-    assert slow is not None
-    fast = fitted_by_numpy(columns, seconds, weights, anchors, prior)
-    np.testing.assert_allclose(fast, slow, rtol=1e-6, atol=1e-9)
-
-
-def test_numbers_beyond_floats_have_no_answer() -> None:
-    for fit in (fitted, fitted_by_numpy):
-        assert fit([[1e-200, 1e-200], [1e200, 1e200]], [1e-9, 3600.0], [1.0, 1.0], [[1.0], [1.0]], [1.0, 1.0]) is None
 
 
 def test_far_from_what_was_seen_the_priors_shape_holds() -> None:
