@@ -7,6 +7,11 @@ Buffers = Sequence[memoryview]
 """Consecutive pieces of one transfer, writable for reads. Any alignment; where aligned memory is needed, it copies."""
 
 
+def flat(buffer: memoryview) -> memoryview:
+    """`buffer` as bytes."""
+    return buffer if buffer.ndim == 1 and buffer.format == "B" else buffer.cast("B")
+
+
 class ShortRead(OSError):
     """An EIO: the slab ended before the slots did, for somebody cut it. The disk is well."""
 

@@ -2,9 +2,13 @@
 
 import struct
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 _PLACE = struct.Struct("<IIIIQ")
+
+Place = tuple[int, int, int, int, int]
+"""All that a load needs of an entry, and quick to make: writer, slab, slot, length, generation."""
 _PACKED = struct.Struct(_PLACE.format + "8sIQQBI")
 
 
@@ -61,11 +65,7 @@ class Entry(NamedTuple):
         location = tuple.__new__(Location, (writer, slab, slot, generation))
         return tuple.__new__(cls, (location, length, *rest))
 
-    @staticmethod
-    def place(packed: bytes | memoryview) -> tuple[Location, int]:
-        """Location and length alone of the entry that `pack` wrote: all that a load needs."""
-        writer, slab, slot, length, generation = _PLACE.unpack_from(packed)
-        return tuple.__new__(Location, (writer, slab, slot, generation)), length
-
 
 PACKED_BYTES = _PACKED.size
+place_of: Callable[[bytes], Place] = _PLACE.unpack_from
+"""The place in the entry that `pack` wrote."""

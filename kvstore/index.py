@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 
-from deepinfer_kvstore.entry import Entry, Location
+from deepinfer_kvstore.entry import Entry, Place, place_of
 from deepinfer_kvstore.environment import DAMAGE, MAP_BYTES, Environment
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_kvstore.fold import LIFE, SLOT, STORED, SUM, TOUCHED, condense
@@ -94,12 +94,11 @@ class Index:
 
         return self._read(look, [None] * len(keys), b"keys")
 
-    def places(self, keys: Sequence[Key]) -> list[tuple[Location, int] | None]:
-        """Location and length of what `get_many` finds, in half its time."""
+    def places(self, keys: Sequence[Key]) -> list[Place | None]:
+        """Where what `get_many` finds lies, in a third of its time."""
 
-        def look(transaction: Any) -> list[tuple[Location, int] | None]:
-            place = Entry.place
-            return [packed and place(packed) for packed in map(transaction.get, keys)]
+        def look(transaction: Any) -> list[Place | None]:
+            return [packed and place_of(packed) for packed in map(transaction.get, keys)]
 
         return self._read(look, [None] * len(keys), b"keys")
 

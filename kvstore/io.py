@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from math import inf
 from mmap import mmap
 from threading import Condition, Lock, Thread
@@ -70,10 +71,27 @@ class IoThreads:
                 return
         job.expire()
 
+    def submit_loads(self, jobs: Sequence[Job]) -> None:
+        """`submit` for many that read."""
+        with self._lock:
+            if not self._closed:
+                self._loads += jobs
+                self._ready.notify(len(jobs))
+                if any(job.deadline < self._alarm_at for job in jobs):
+                    self._alarm.notify()
+                return
+        for job in jobs:
+            job.expire()
+
     def waiting(self) -> int:
         """Jobs that no thread has taken yet."""
         with self._lock:
             return len(self._loads) + len(self._stores)
+
+    def active(self) -> int:
+        """Jobs that wait or run."""
+        with self._lock:
+            return len(self._loads) + len(self._stores) + len(self._running)
 
     def close(self, seconds: float) -> bool:
         """Expire what waits and wait for what runs, at most `seconds`; whether nothing runs any more."""

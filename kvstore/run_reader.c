@@ -1,4 +1,4 @@
-/* Reads neighbouring slots into the buffers of their blocks and checks each: what loads.py does, without the interpreter's
+/* Reads neighbouring slots into the buffers of their blocks and checks each: what load_run.py does, without the interpreter's
    lock. header.py says what a header is; nothing here decides why a block is not whole. */
 
 #define _GNU_SOURCE
@@ -45,7 +45,8 @@ static int same(const struct shape *shape, const uint8_t *header, const uint8_t 
 }
 
 /* 0, or the errno of a read; -1 where one brought less than asked for. good[i] says whether block i is whole. The page of
-   each header, and what is left of a payload after its last whole page, pass through bounce, slot after slot. */
+   each header, and what is left of a payload after its last whole page, pass through bounce, which has room for the slots
+   of a call. */
 int deepinfer_read_run(const struct shape *shape, int fd, uint64_t first_slot, uint64_t slots, uint8_t *const *payloads,
                        const uint32_t *lengths, const uint8_t *keys, const uint64_t *generations, uint8_t *bounce,
                        uint8_t *good)
@@ -75,7 +76,6 @@ int deepinfer_read_run(const struct shape *shape, int fd, uint64_t first_slot, u
             good[i] = same(shape, rest - shape->header_bytes, keys + i * shape->key_bytes, generations[i], payloads[i],
                            lengths[i]);
         }
-        bounce = rest;
     }
     return 0;
 }

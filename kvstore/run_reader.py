@@ -1,4 +1,4 @@
-"""Reads and checks a run of slots in C, while other threads have the interpreter. `loads.py` has the same in Python."""
+"""Reads and checks a run of slots in C, while other threads have the interpreter. In Python: `load_run.py`."""
 
 import ctypes
 import functools
@@ -64,8 +64,8 @@ class RunReader:
     ) -> bytes | None:
         """Fill `buffers`, of the blocks' lengths, from neighbouring slots: a byte a block, 1 where it is whole.
 
-        `bounce` has as many bytes as the slots; each block's header ends where `loads` expects it. None where the
-        kernel did not bring everything: who reads again learns why.
+        `bounce` has as many bytes as the slots of a call. None where the kernel did not bring everything: who reads
+        again learns why.
         """
         held = [ctypes.c_char.from_buffer(buffer) for buffer in (*buffers, bounce)]
         addresses = array("Q", map(ctypes.addressof, held))

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any
 
-from deepinfer_kvstore.backend import Backend
+from deepinfer_kvstore.backend import Backend, flat
 from deepinfer_kvstore.breaker import Breaker
 from deepinfer_kvstore.descriptor import Descriptor
 from deepinfer_kvstore.entry import Location, wall_ms
@@ -28,14 +28,17 @@ from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.io import IoThreads
 from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.keys import Key
-from deepinfer_kvstore.loads import CACHED_CALL_BYTES, Loads, Wanted
+from deepinfer_kvstore.load_run import CACHED_CALL_BYTES, Reads
+from deepinfer_kvstore.loads import Loads
 from deepinfer_kvstore.network_fs import file_system_type, is_network
 from deepinfer_kvstore.opening import Places, check_space, default_index_dir, open_backend, prepare
 from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.publisher import Publication, Publisher
 from deepinfer_kvstore.record import Record
+from deepinfer_kvstore.run_reader import RunReader
 from deepinfer_kvstore.slabs import OpenSlabs, max_open
+from deepinfer_kvstore.slot_run import MAX_SLOTS_PER_CALL
 from deepinfer_kvstore.stats import Counters, Drop, Miss, Stats
 from deepinfer_kvstore.stores import Labels, Put, Stores
 from deepinfer_kvstore.suspects import Suspects
@@ -52,6 +55,8 @@ ADOPTION_SECONDS = 1.0
 """Pause between two looks for slabs of dead writers, while slots are wanting."""
 GC_SHARE = 0.2
 """Part of its time that the thread which collects may work."""
+CROWDED = 8
+"""Times `run_bytes` that a thread reads from the page cache at once while all cores do."""
 MAX_TOUCHES = 1 << 20
 """Touches kept in memory; of more, the later ones are lost."""
 
@@ -145,14 +150,20 @@ class Store:
         self._publisher = Publisher(self._append, self._fold, self._each_round, options.sync_interval_s)
         self._threads = IoThreads(options.io_threads, max(options.run_bytes, geometry.slot_bytes))
         seal = Seal(descriptor.digest(), options.secret)
-        self._loads = Loads(
-            self._threads, self._slabs, seal, self._counters, self._load_breaker, self._bad,
-            slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes,
-            call_bytes=CACHED_CALL_BYTES if options.direct == "off" and not options.ec else options.run_bytes,
+        run_slots = max(1, options.run_bytes // geometry.slot_bytes)
+        cached = options.direct == "off" and not options.ec
+        call_bytes = CACHED_CALL_BYTES if cached else options.run_bytes
+        call_slots = max(1, min(call_bytes // geometry.slot_bytes, run_slots, MAX_SLOTS_PER_CALL))
+        reads = Reads(
+            self._slabs, seal, self._counters, self._load_breaker, self._bad, geometry.slot_bytes, call_slots,
+            RunReader.make(seal.prefix, geometry.slot_bytes, call_slots) if seal.is_plain else None,
         )  # fmt: skip
+        self._loads = Loads(
+            self._threads, reads, index.places, self._suspects.add, run_slots, run_slots * (CROWDED if cached else 1)
+        )
         self._stores = Stores(
             self._threads, self._slabs, seal, self._counters, self._store_breaker, self._publisher, self._held,
-            slot_bytes=geometry.slot_bytes, run_bytes=options.run_bytes,
+            slot_bytes=geometry.slot_bytes, run_slots=min(run_slots, MAX_SLOTS_PER_CALL),
             max_inflight_bytes=options.max_inflight_bytes, fsync=options.fsync,
         )  # fmt: skip
 
@@ -189,24 +200,12 @@ class Store:
         if any(buffer.readonly for buffer in buffers):
             raise ValueError("a buffer to load into is read-only")
         transfer = Transfer(len(keys), self._deadline(timeout_s))
+        if len(keys) != len(buffers):
+            raise ValueError(f"{len(keys)} keys, {len(buffers)} buffers: each block needs one")
         if self._load_breaker.is_open():
-            self._miss(transfer, list(range(len(keys))), Miss.BREAKER)
-            return transfer
-        wanted: list[Wanted] = []
-        absent: list[int] = []
-        unequal: list[int] = []
-        for number, (key, place, buffer) in enumerate(zip(keys, self.index.places(keys), buffers, strict=True)):
-            if place is None:
-                # Perhaps a gap in its chain that a search for the longest prefix has passed over.
-                self._suspects.add(key)
-                absent.append(number)
-            elif place[1] != buffer.nbytes:
-                unequal.append(number)
-            else:
-                wanted.append((place[0], number, key, buffer if _is_flat(buffer) else buffer.cast("B")))
-        self._miss(transfer, absent, Miss.ABSENT)
-        self._miss(transfer, unequal, Miss.LENGTH)
-        self._loads.start(wanted, transfer)
+            self._loads.miss(range(len(keys)), Miss.BREAKER, transfer)
+        else:
+            self._loads.start(keys, buffers, transfer)
         return transfer
 
     def put(
@@ -226,7 +225,7 @@ class Store:
             return transfer
         there = self._there([put.key for put in blocks])
         new = [
-            (number, put if _is_flat(put.buffer) else replace(put, buffer=put.buffer.cast("B")))
+            (number, put if (buffer := flat(put.buffer)) is put.buffer else replace(put, buffer=buffer))
             for number, put in enumerate(blocks)
             if not there[number]
         ]
@@ -354,11 +353,6 @@ class Store:
             return Drop.FULL
         return Drop.BREAKER if self._store_breaker.is_open() else None
 
-    def _miss(self, transfer: Transfer, numbers: Sequence[int], reason: Miss) -> None:
-        if numbers:
-            self._counters.missed(reason, len(numbers))
-            transfer.settle_all(numbers, False)
-
     def _bad(self, key: Key, location: Location, for_good: bool) -> None:
         """Promise a block that could not be loaded no more: nobody, if it is lost for good; else not here, for a while.
 
@@ -466,7 +460,3 @@ class Store:
                 if entry
             ]
         )
-
-
-def _is_flat(buffer: memoryview) -> bool:
-    return buffer.ndim == 1 and buffer.format == "B"

@@ -13,7 +13,6 @@ from deepinfer_kvstore.header import Seal
 from deepinfer_kvstore.holdings import Holdings
 from deepinfer_kvstore.io import IoThreads
 from deepinfer_kvstore.keys import KEY_BYTES, Key
-from deepinfer_kvstore.loads import MAX_SLOTS_PER_CALL
 from deepinfer_kvstore.publisher import Publication, Publisher
 from deepinfer_kvstore.record import Op, Record
 from deepinfer_kvstore.slabs import OpenSlabs, slab_name
@@ -69,11 +68,12 @@ class Stores:
         holdings: Callable[[], Holdings],
         *,
         slot_bytes: int,
-        run_bytes: int,
+        run_slots: int,
         max_inflight_bytes: int,
         fsync: bool,
     ) -> None:
-        """`holdings()` are those of now: an identity that was lost is followed by another."""
+        """`holdings()` are those of now: an identity that was lost is followed by another. A thread is given at most
+        `run_slots` blocks at once."""
         self.slabs = slabs
         self.seal = seal
         self.counters = counters
@@ -83,7 +83,7 @@ class Stores:
         self.slot_bytes = slot_bytes
         self.fsync = fsync
         self._threads = threads
-        self._limit = max(1, min(run_bytes // slot_bytes, MAX_SLOTS_PER_CALL))
+        self._limit = run_slots
         self._max_inflight_bytes = max_inflight_bytes
         self._lock = Lock()
         self._inflight_bytes = 0

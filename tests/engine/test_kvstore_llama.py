@@ -248,6 +248,43 @@ def test_a_step_that_runs_nothing_gives_the_interpreter_away(
     assert len(scheduled) - len(pauses) == 16  # a step a token
 
 
+def test_stores_cost_decoding_no_step(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sglang#26305: tokens came later while blocks were stored. Here all of an answer is there before one block is."""
+    scheduled: list[int] = []
+    hangs, goes_on = threading.Event(), threading.Event()
+    write = PosixSlab.writev
+
+    def hung(*arguments: Any) -> None:
+        hangs.set()
+        goes_on.wait(120)
+        write(*arguments)
+
+    with engine_on(checkpoint, tmp_path / "root", extra={"io_timeout_s": 300.0}) as backend:
+        plan = backend.scheduler.connector.build_connector_meta
+
+        def planned(output: Any) -> Any:
+            scheduled.append(output.total_num_scheduled_tokens)
+            return plan(output)
+
+        def no_pause(seconds: float) -> None:
+            raise AssertionError(f"a step waited {seconds} s")
+
+        monkeypatch.setattr(backend.scheduler.connector, "build_connector_meta", planned)
+        monkeypatch.setattr(PosixSlab, "writev", hung)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(connector, "sleep", no_pause)
+                answer, _ = ask(backend, LONG, 200)
+            assert hangs.wait(60) and tier_of(backend)._store.stats().stores == 0
+            assert scheduled == [len(LONG)] + [1] * 199
+        finally:
+            goes_on.set()
+        finish_stores(backend)
+        assert tier_of(backend)._store.stats().stores == (len(LONG) + 199) // BLOCK
+        forget(backend)
+        assert ask(backend, LONG + answer, 4)[1] == (len(LONG) + 199) // BLOCK * BLOCK
+
+
 def test_copies_that_fail_are_computed(
     checkpoint: Path, filled: tuple[Path, list[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,8 +34,8 @@ def test_blocks_are_found_after_a_sync(tmp_path: Path, index: Index, journals: J
     assert index.get(key(1)) is None
     assert index.sync(journals) == Applied(puts=2)
     assert index.get_many([key(2), key(3), key(1)]) == [entry(2), None, entry(1)]
-    places = index.places([key(2), key(3), key(1)])
-    assert places == [(entry(2).location, entry(2).length), None, (entry(1).location, entry(1).length)]
+    writer_id, slab, slot, generation = entry(2).location
+    assert index.places([key(2), key(3)]) == [(writer_id, slab, slot, entry(2).length, generation), None]
     assert index.contains([key(3), key(1)]) == [False, True]
     assert index.sync(journals) == Applied()
     writer.append([put(3), delete(put(1))])

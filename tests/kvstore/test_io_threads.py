@@ -1,17 +1,21 @@
 """Threads for transfers: order, deadlines, and the small parts beside them."""
 
+import os
 from collections.abc import Callable, Sequence
 from threading import Event, Lock
 from time import monotonic, sleep
+from typing import cast
 
 import pytest
 
 from deepinfer_kvstore.breaker import Breaker
-from deepinfer_kvstore.entry import Location
+from deepinfer_kvstore.entry import Location, Place
 from deepinfer_kvstore.follower import Applied
 from deepinfer_kvstore.io import IoThreads
-from deepinfer_kvstore.loads import Wanted, runs_of
+from deepinfer_kvstore.load_run import Reads
+from deepinfer_kvstore.loads import Loads
 from deepinfer_kvstore.publisher import Publication, Publisher
+from deepinfer_kvstore.slot_run import SlotRun, runs_of
 from deepinfer_kvstore.suspects import MAX_KEYS, Suspects
 from deepinfer_kvstore.transfer import Transfer
 from store_case import key
@@ -163,21 +167,45 @@ def test_suspects_are_bounded_and_forgiven() -> None:
     assert bytes(34) not in suspects and (1).to_bytes(34, "big") in suspects
 
 
-def wanted(*locations: Location) -> list[Wanted]:
-    return [(location, number, key(number), memoryview(b"")) for number, location in enumerate(locations)]
+def runs(places: list[Place], limit: int) -> list[SlotRun]:
+    numbers = range(len(places))
+    buffers = [memoryview(bytes(number)) for number in numbers]
+    return list(runs_of(numbers, places, [key(number) for number in numbers], buffers, limit))
 
 
 def test_neighbouring_slots_are_one_run_whatever_order_they_are_asked_for_in() -> None:
     """# 3FS#292: one read of many blocks, where a file a block is 50 MB/s."""
-    blocks = wanted(
-        Location(1, 0, 5, 1), Location(1, 0, 3, 2), Location(1, 0, 4, 3), Location(1, 1, 6, 4), Location(2, 0, 6, 5),
-        Location(1, 0, 9, 6), Location(1, 0, 6, 7),
-    )  # fmt: skip
-    found = [[(block[0].slab, block[0].slot) for block in run] for run in runs_of(blocks, 3)]
-    assert found == [[(0, 3), (0, 4), (0, 5)], [(0, 6)], [(0, 9)], [(1, 6)], [(0, 6)]]
-    assert list(runs_of([], 3)) == []
-    twice = wanted(Location(1, 0, 5, 1), Location(1, 0, 5, 1))
-    assert [len(run) for run in runs_of(twice, 3)] == [1, 1]
+    slots = [(1, 0, 5), (1, 0, 3), (1, 0, 4), (1, 1, 6), (2, 0, 6), (1, 0, 9), (1, 0, 6)]
+    found = runs([(*slot, 8, generation) for generation, slot in enumerate(slots, 1)], 3)
+    assert [(run.writer, run.slab, run.first, run.generations) for run in found] == [
+        (1, 0, 3, [2, 3, 1]), (1, 0, 6, [7]), (1, 0, 9, [6]), (1, 1, 6, [4]), (2, 0, 6, [5]),
+    ]  # fmt: skip
+    for run in found:
+        assert run.keys == [key(number) for number in run.numbers]
+        assert run.generations == [number + 1 for number in run.numbers]
+        assert [len(buffer) for buffer in run.buffers] == run.numbers
+    assert found[0].part(1, 2) == SlotRun(1, 0, 4, [2], [key(2)], [3], [memoryview(bytes(2))])
+    assert found[0].location(2) == Location(1, 0, 5, 1)
+    assert runs([], 3) == []
+    assert [len(run.keys) for run in runs([(1, 0, 5, 8, 1), (1, 0, 5, 8, 1)], 3)] == [1, 1]
+
+
+def test_runs_are_equal_and_larger_while_every_core_copies() -> None:
+    threads, gate, begun = IoThreads(1, 8192), Event(), Event()
+    loads = Loads(threads, cast("Reads", None), lambda keys: [None] * len(keys), lambda _: None, 35, 280)
+    assert [loads._run_slots(blocks) for blocks in (1, 35, 36, 96)] == [1, 35, 18, 32]
+    threads.submit(Job("gate", [], lambda: (begun.set(), gate.wait(30))))
+    assert begun.wait(30) and threads.active() == 1
+    jobs = [Job("load", []) for _ in os.sched_getaffinity(0)]
+    threads.submit_loads(jobs)
+    assert threads.active() == len(jobs) + 1
+    assert [loads._run_slots(blocks) for blocks in (1, 35, 36, 96, 500)] == [1, 35, 36, 96, 250]
+    gate.set()
+    until(lambda: threads.active() == 0)
+    threads.close(1)
+    late = list[str]()
+    threads.submit_loads([Job("late", late), Job("later", late)])
+    assert late == ["late expired", "later expired"]
 
 
 def test_what_waits_is_published_in_one_round() -> None:

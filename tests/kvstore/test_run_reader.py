@@ -107,9 +107,9 @@ def test_a_read_that_fails_or_ends_early_is_left_to_python(tmp_path: Path) -> No
 def test_the_store_reads_in_c_where_it_can_and_the_same_in_python(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     put(store, range(20))
-    assert store._loads.reader is not None
+    assert store._loads.reads.reader is not None
     compiled = get(store, range(24))
-    store._loads.reader = None
+    store._loads.reads.reader = None
     assert compiled == get(store, range(24)) == [*(payload(n) for n in range(20)), *[None] * 4]
     store.close()
 
@@ -127,7 +127,7 @@ def test_buffers_that_the_disk_cannot_take_are_filled_all_the_same(tmp_path: Pat
 
 def test_macs_are_checked_in_python(tmp_path: Path) -> None:
     store = open_store(tmp_path, secret=bytes(32))
-    assert store._loads.reader is None
+    assert store._loads.reads.reader is None
     put(store, [1])
     assert get(store, [1]) == [payload(1)]
     store.close()
@@ -141,7 +141,7 @@ def test_without_a_compiler_python_does_it(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(native, "compiler", none)
         store = open_store(tmp_path)
-        assert store._loads.reader is None
+        assert store._loads.reads.reader is None
         put(store, [1])
         assert get(store, [1]) == [payload(1)]
         store.close()
