@@ -12,6 +12,8 @@
 | `add_cpu_collectives` | 0.32, 0.33, CPU | its communicator cannot gather or scatter unequal parts | vLLM's can |
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
+| `spare_cpu_kernels` | 0.32, 0.33, CPU | batch invariance replaces torch's by Triton kernels | it asks for Triton |
+| `list_lower_ids_first` | 0.32, 0.33 | which of equal logprobs are listed depends on the batch | vLLM breaks ties |
 | `flush_before_zeroing` | 0.32, 0.33, runner V2 | it zeroes blocks still to be copied | it asks the connector first |
 | `carry_worker_reports` | 0.32, 0.33 | workers cannot report what only they know | vLLM lets them |
 | `publish_reports` | 0.32, 0.33 | a plugin has no metrics of its own | vLLM lets it |
@@ -22,6 +24,7 @@
 
 from deepinfer_vllm.compat.connector_config import hook_connector_config
 from deepinfer_vllm.compat.cpu_collectives import add_cpu_collectives
+from deepinfer_vllm.compat.cpu_invariance import spare_cpu_kernels
 from deepinfer_vllm.compat.dspark import provide_dspark
 from deepinfer_vllm.compat.early_flush import flush_before_zeroing
 from deepinfer_vllm.compat.engine_reports import publish_reports
@@ -35,6 +38,7 @@ from deepinfer_vllm.compat.prompt_embeds import refuse_prompt_embeds
 from deepinfer_vllm.compat.runner_facts import BATCH_FACTS, hook_runner
 from deepinfer_vllm.compat.runner_v2 import provide_torch_kernels
 from deepinfer_vllm.compat.seeded_sampling import hook_seeded_sampling
+from deepinfer_vllm.compat.stable_logprobs import list_lower_ids_first
 from deepinfer_vllm.compat.worker_reports import carry_worker_reports
 
 __all__ = [
@@ -51,8 +55,10 @@ __all__ = [
     "hook_model_config",
     "hook_runner",
     "hook_seeded_sampling",
+    "list_lower_ids_first",
     "provide_dspark",
     "provide_torch_kernels",
     "publish_reports",
     "refuse_prompt_embeds",
+    "spare_cpu_kernels",
 ]

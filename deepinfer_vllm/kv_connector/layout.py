@@ -21,6 +21,7 @@ from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_vllm import envs
 from deepinfer_vllm.kv_connector.weights_digest import config_digest, weights_digest
 from deepinfer_vllm.models import uses_portable_model
+from deepinfer_vllm.native import invariance
 
 KINDS = {
     "FullAttentionSpec": 1,
@@ -129,6 +130,7 @@ def _writer(model: Any) -> str:
         parts.append(str(capability.major))
     if uses_portable_model() and "DeepseekV41ForCausalLM" in model.architectures:
         parts += ["portable", envs.DEEPINFER_VLLM_NUMERICS]
+        parts += [name for name in [invariance.way().value] if name]
     return "-".join(parts)
 
 

@@ -30,4 +30,5 @@ def register_models() -> None:
 
     for architecture, portable in PORTABLE_CLASSES.items():
         ModelRegistry.register_model(architecture, portable)
+    compat.spare_cpu_kernels(ARCHITECTURE)
     compat.hook_model_config(ARCHITECTURE, "deepinfer_vllm.models.deepseek_v41.verify_config")

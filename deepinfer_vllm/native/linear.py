@@ -2,6 +2,7 @@
 
 import torch
 
+from deepinfer_vllm.native import invariance, invariant
 from deepinfer_vllm.native.build import kernels
 
 FEW_ROWS = 4
@@ -11,6 +12,8 @@ FEW_ROWS = 4
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [T, inputs], weight [outputs, inputs] to [T, outputs]: `torch.nn.functional.linear`, compiled where T is small,
     both are float32 on a CPU and a compiler is there. Does not track gradients."""
+    if invariance.by_rows():
+        return invariant.linear(x, weight)
     library = kernels() if _fits(x, weight) else None
     if library is None:
         return torch.nn.functional.linear(x, weight)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from deepinfer_vllm.native import invariance
 from deepinfer_vllm.torch_kernels.distributions import judged_tokens, rows_of
 from deepinfer_vllm.torch_kernels.gumbel import add_noise
 from deepinfer_vllm.torch_kernels.winners import best_of_blocks, store_block_winners
@@ -48,8 +49,8 @@ def resample(
     DEDUPLICATE_CONTEXTS: bool,
 ) -> None:
     """Write each block's winner and its value [R, B] of a draw from the row after the drafts that stand: from the
-    target where there is no draft to take away, otherwise from max(p - q, 0). Rows of temperature 0 stay, but for
-    bonus tokens. Raises NotImplementedError for watermarks.
+    target where there is no draft to take away, or answers must not depend on drafts; otherwise from max(p - q, 0).
+    Rows of temperature 0 stay, but for bonus tokens. Raises NotImplementedError for watermarks.
     """
     if WATERMARK:
         raise NotImplementedError("Watermarks have no PyTorch kernel; leave --watermark-config away")
@@ -62,7 +63,7 @@ def resample(
     rows, heat, bonus = rows[chosen], heat[chosen], bonus[chosen]
     requests = expanded_idx_mapping_ptr.numpy()[rows]
     scores = rows_of(target_logits_ptr[:, :vocab_size], rows)
-    tokens = np.where(bonus, -1, judged_tokens(draft_sampled_ptr.numpy(), rows))
+    tokens = np.where(bonus | invariance.decided(), -1, judged_tokens(draft_sampled_ptr.numpy(), rows))
     for i in np.flatnonzero(tokens >= 0):
         if draft_logits_ptr is None:
             scores[i, tokens[i]] = -np.inf

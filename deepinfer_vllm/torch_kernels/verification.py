@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deepinfer_vllm.torch_kernels.distributions import Distributions, draft_rows, judged_tokens
-from deepinfer_vllm.torch_kernels.gumbel import seeds_by_step
+from deepinfer_vllm.native import invariance
+from deepinfer_vllm.torch_kernels.distributions import Distributions, draft_rows, judged_tokens, rows_of
+from deepinfer_vllm.torch_kernels.gumbel import add_noise, seeds_by_step
 from deepinfer_vllm.torch_kernels.philox import uniform
 from deepinfer_vllm.torch_kernels.registry import by_name
 from deepinfer_vllm.torch_kernels.winners import best_of_blocks
@@ -97,9 +98,12 @@ def rejection(
     of the first that falls) into sampled [R, steps + 1], and the log-sums [R] of the row that decided last.
 
     At temperature 0 a draft stands if it is the target's best; otherwise with probability min(1, p / q), or with given
-    rates (synthetic), or judged with its whole block. A draft of -1 never stands. Raises NotImplementedError for the
-    fly method of vLLM 0.33.
+    rates (synthetic), or judged with its whole block. A draft of -1 never stands. Where answers must not depend on the
+    batch, a draft stands if it is what would be drawn without it: what is drafted, and when, then changes nothing.
+    Raises NotImplementedError for the fly method of vLLM 0.33.
     """
+    same_draw = invariance.decided()
+    USE_BLOCK_VERIFICATION = USE_BLOCK_VERIFICATION and not same_draw
     if FLY_WINDOW_SIZE:
         raise NotImplementedError("rejection_sample_method 'fly' has no PyTorch kernel; use 'standard' or 'block'")
     given = Distributions(
@@ -123,8 +127,13 @@ def rejection(
         if not USE_BLOCK_VERIFICATION and drawn.any():
             of, step = np.nonzero(drawn)
             at, drafted = rows[drawn], tokens[drawn]
-            q = given.draft_log_p(at, requests[of], step, drafted, heat[of, 0])
-            passes[drawn] = given.target_log_p(at, drafted) > np.log(uniform(seeds[of, 0], places[drawn])) + q
+            if same_draw:
+                scores = rows_of(target_logits_ptr, at)
+                add_noise(scores, heat[of, 0], seeds[of, 0].tolist(), places[drawn].tolist())
+                passes[drawn] = drafted == scores.argmax(-1)
+            else:
+                q = given.draft_log_p(at, requests[of], step, drafted, heat[of, 0])
+                passes[drawn] = given.target_log_p(at, drafted) > np.log(uniform(seeds[of, 0], places[drawn])) + q
     stands = np.logical_and.accumulate(valid & passes, axis=1).sum(1)
     last = column == stands[:, None]
     written = (last | (column < stands[:, None])) & np.where(greedy, there, valid)

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deepinfer_vllm.checkpoint.backends import EngineBackend
+from deepinfer_vllm.training.shipped import write_trained
 from engine.harness import GOLDEN, Engine
 
 
@@ -23,3 +25,11 @@ def engine() -> Engine:
             backend.close()
 
     return start
+
+
+@pytest.fixture(scope="module")
+def trained_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained pair in float32, with its tokenizer."""
+    directory = tmp_path_factory.mktemp("trained") / "pair"
+    write_trained(directory, dtype="float32")
+    return directory

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from deepinfer_vllm.checkpoint.backends import EngineBackend
-from deepinfer_vllm.training.shipped import write_trained
 from deepinfer_vllm.training.texts import WORKLOADS, text
 from engine.harness import preempt_all_every, preemptions
 from engine.kvstore import engine_on, forget, tier_of
@@ -113,10 +112,8 @@ def counts(backend: EngineBackend) -> tuple[int, int, int]:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("trained")
-    write_trained(directory / "pair", dtype="float32")
-    return directory / "pair"
+def checkpoint(trained_pair: Path) -> Path:
+    return trained_pair
 
 
 @pytest.fixture(scope="module")

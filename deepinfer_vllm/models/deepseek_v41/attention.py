@@ -25,7 +25,11 @@ from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage, held_weight, packed_or_plain
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
+from deepinfer_vllm.native import invariance, invariant
 from deepinfer_vllm.native.linear import FEW_ROWS, linear
+
+PLACES = 1 << 20
+"""Rows located at once, where attention reads them in place; bounds memory."""
 
 SPAN_TOKENS = 16
 """From so many tokens of one request on, rows are read for all of them at once."""
@@ -116,6 +120,9 @@ class Attention(nn.Module):
     def _attended(self, query: torch.Tensor, step: Step) -> torch.Tensor:
         """Attention [T, H, D] float32: long spans one by one, the short ones between them together."""
         out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+        if invariance.by_rows():
+            self._by_rows(query, step, out)
+            return out
         done = 0
         for request, (start, end) in enumerate(step.spans):
             if end - start >= SPAN_TOKENS and not step.is_block:
@@ -124,6 +131,24 @@ class Attention(nn.Module):
                 done = end
         self._gathered(query, slice(done, step.num_tokens), step, out)
         return out
+
+    def _by_rows(self, query: torch.Tensor, step: Step, out: torch.Tensor) -> None:
+        """Attention of all tokens into `out`, each over its own rows in the order of their positions."""
+        compressed = step.selected if self.role.ratio else None
+        num_rows = step.window_width(self.window) + (0 if compressed is None else compressed.shape[1])
+        chunk = max(1, PLACES // num_rows)
+        for low in range(0, step.num_tokens, chunk):
+            part = slice(low, min(low + chunk, step.num_tokens))
+            request = step.request[part].unsqueeze(-1)
+            index, valid = step.window_rows(self.window, part, floored=self.skips_rows)
+            table = step.tables[self.window_rows.name]
+            window = self.window_rows.located(table, request, index, valid, self.head_dim)
+            chosen = None
+            if compressed is not None:
+                rows, selected = self._rows[0], compressed[part]
+                table = step.tables[rows.name]
+                chosen = rows.located(table, request, selected.clamp_min(0), selected >= 0, self.head_dim)
+            out[part] = invariant.attention(query[part], window, chosen, self.attn_sink, self.scale)
 
     def _span(self, query: torch.Tensor, request: int, part: slice, step: Step) -> torch.Tensor:
         """Attention of one request's tokens."""
@@ -200,7 +225,7 @@ class GroupedLinear(nn.Module):
             return self.storage.grouped_linear(x, weight, self.groups)
         parts = x.unflatten(-1, (self.groups, -1)).transpose(0, 1)
         weight = self.weight.unflatten(0, (self.groups, -1))
-        if 0 < x.shape[0] <= FEW_ROWS:
+        if 0 < x.shape[0] <= FEW_ROWS or invariance.by_rows():
             return torch.cat([linear(part, own) for part, own in zip(parts, weight, strict=True)], dim=-1)
         weight = weight.transpose(1, 2)
         return torch.bmm(parts, weight).transpose(0, 1).flatten(1)

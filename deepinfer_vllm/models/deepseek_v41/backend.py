@@ -61,6 +61,11 @@ class PagedRowsBackend(AttentionBackend):
         """vLLM's hook."""
         return PagedRowsBuilder
 
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """vLLM's hook, under VLLM_BATCH_INVARIANT: the model sees to it (`native.invariance`)."""
+        return True
+
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         """Any block size: there is no kernel to please."""

@@ -74,6 +74,17 @@ class PagedCache(nn.Module, AttentionLayerBase):
         slot = block * self._slots_per_block + offset
         return self._slots[:, first:width].index_select(0, slot.flatten()).unflatten(0, slot.shape)
 
+    def located(
+        self, table: torch.Tensor, request: torch.Tensor, row: torch.Tensor, valid: torch.Tensor, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows [slots, width], the slot of each row at (request, row) [*S] int64, -1 where `valid` is not). Where a
+        block's rows do not lie evenly, they are read first."""
+        if not self._slots_per_block:
+            rows = self.read(table, request, row, width).flatten(0, -2)
+            return rows, torch.arange(len(rows)).view(row.shape).masked_fill(~valid, -1)
+        block, offset = table[request, row // self.rows_per_block].long(), row % self.rows_per_block
+        return self._slots[:, :width], (block * self._slots_per_block + offset).masked_fill(~valid, -1)
+
     def write_slots(self, slots: torch.Tensor, values: torch.Tensor) -> None:
         """Store values [n, width] at slots [n] int64, block * rows per block + row in it; a negative one is skipped."""
         kept = slots >= 0

@@ -19,6 +19,7 @@ from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
 from deepinfer_vllm.models.deepseek_v41.rope import RotaryTable, rotate
 from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
+from deepinfer_vllm.native import invariance, invariant
 from deepinfer_vllm.native.linear import linear
 
 
@@ -86,9 +87,16 @@ class Compressor(nn.Module):
         request, end = step.request[last], step.positions[last]
         members = end.unsqueeze(-1) - torch.arange(self.ratio - 1, -1, -1, device=end.device)
         table = step.tables[self.open_group.name]
-        kv, score = self.open_group.read(table, request.unsqueeze(-1), members).chunk(2, dim=-1)
-        pooled = (torch.softmax(score, dim=1) * kv).sum(dim=1)
+        pooled = pool(self.open_group.read(table, request.unsqueeze(-1), members))
         return request, end // self.ratio, pooled.to(x.dtype)
+
+
+def pool(members: torch.Tensor) -> torch.Tensor:
+    """members [n, ratio, 2 * head_dim] float32, kv then score, to kv [n, head_dim] averaged."""
+    if invariance.by_rows():
+        return invariant.pool(members)
+    kv, score = members.chunk(2, dim=-1)
+    return (torch.softmax(score, dim=1) * kv).sum(dim=1)
 
 
 class Float32Linear(nn.Module):

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 from deepinfer_vllm import envs
 from deepinfer_vllm.models.deepseek_v41 import replay, weights
+from deepinfer_vllm.models.deepseek_v41.batch_invariance import take_over
 from deepinfer_vllm.models.deepseek_v41.dspark_block import DraftBlock
 from deepinfer_vllm.models.deepseek_v41.dspark_config import DraftConfig
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
@@ -52,6 +53,7 @@ class DSparkV41DraftModel(nn.Module):
             ),
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
+        take_over(self)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[T] to [T, hidden]."""

@@ -12,6 +12,7 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 from deepinfer_vllm.models.deepseek_v41.config import EngramConfig, ModelConfig
 from deepinfer_vllm.models.deepseek_v41.engram_table import EngramTable
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
+from deepinfer_vllm.native import invariance, invariant
 
 MIN_DOT = 1e-6
 
@@ -51,10 +52,17 @@ class Engram(nn.Module):
         key, value = self.wkv(memory).float().split((self.streams * self.hidden, self.hidden), dim=-1)
         key = key.unflatten(-1, (self.streams, self.hidden))
         x = streams.float()
-        weighted = (x * (self.q_weight.float() * self.k_weight.float()) * key).sum(dim=-1)
-        norms = torch.rsqrt(x.square().mean(-1) + self.eps) * torch.rsqrt(key.square().mean(-1) + self.eps)
-        dot = weighted * norms * self.hidden**-0.5
-        gate = torch.sigmoid(torch.copysign(dot.abs().clamp_min(MIN_DOT).sqrt(), dot))
+        gate = self._gate(x, key)
         if is_image is not None:
             gate = gate.masked_fill(is_image.unsqueeze(-1), 0.0)
         return (x + gate.unsqueeze(-1) * value.unsqueeze(1)).to(streams.dtype)
+
+    def _gate(self, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Gates [T, M] of streams and keys [T, M, hidden], all float32."""
+        weight = self.q_weight.float() * self.k_weight.float()
+        if invariance.by_rows():
+            return invariant.engram_gates(x, weight, key, self.eps, MIN_DOT)
+        weighted = (x * weight * key).sum(dim=-1)
+        norms = torch.rsqrt(x.square().mean(-1) + self.eps) * torch.rsqrt(key.square().mean(-1) + self.eps)
+        dot = weighted * norms * self.hidden**-0.5
+        return torch.sigmoid(torch.copysign(dot.abs().clamp_min(MIN_DOT).sqrt(), dot))

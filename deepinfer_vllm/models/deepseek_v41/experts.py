@@ -20,6 +20,7 @@ from deepinfer_vllm.models.deepseek_v41.weight_storage import (
     put,
     rows_of,
 )
+from deepinfer_vllm.native import invariance, invariant
 from deepinfer_vllm.native.linear import linear
 
 RUN_PAIRS = 128
@@ -29,6 +30,8 @@ holds."""
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
     """silu(gate) * up in float32, both clamped by `limit` where it is positive."""
+    if invariance.by_rows():
+        return invariant.swiglu(gate, up, limit)
     gate, up = gate.float(), up.float()
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

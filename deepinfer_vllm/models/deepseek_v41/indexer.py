@@ -23,6 +23,7 @@ from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topk import ascending, stable_topk
 from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
+from deepinfer_vllm.native import invariance, invariant
 
 WORKSPACE_BYTES = 64 << 20
 """Scores of one chunk of tokens with what ranking them takes; bounds memory, not the result."""
@@ -140,10 +141,15 @@ class Indexer(nn.Module):
         keys = rows.read(step.tables[rows.name], request, row, first=first).float()
         place = begin + torch.arange(max(e - b for _, b, e in group), device=visible.device)
         tokens = place.minimum(end - 1)
+        own = (place < end).flatten()
+        if invariance.by_rows():
+            flat = tokens.flatten()[own]
+            owner = torch.arange(len(group)).repeat_interleave(place.shape[1])[own]
+            self._choose(invariant.head_scores(query[flat], weight[flat], keys, owner), flat, visible, step)
+            return
         products = torch.bmm(query[tokens].float().flatten(1, 2), keys.transpose(1, 2)).relu_()
         products = products.view(-1, self.heads, len(index))
         scores = torch.bmm(weight[tokens].view(-1, 1, self.heads), products).squeeze(1)
-        own = (place < end).flatten()
         self._choose(scores[own], tokens.flatten()[own], visible, step)
 
     def _score_request(
@@ -215,6 +221,8 @@ def head_sum(query: torch.Tensor, weight: torch.Tensor, keys: torch.Tensor) -> t
 
     query [t, H, D], weight [t, H], keys [G, D] to [t, G].
     """
+    if invariance.by_rows():
+        return invariant.head_scores(query, weight, keys.unsqueeze(0), torch.zeros(len(query), dtype=torch.int64))
     tokens, heads, dim = query.shape
     block = max(1, KEY_BLOCK_BYTES // (4 * max(1, tokens) * heads))
     out = query.new_empty(tokens, keys.shape[0])

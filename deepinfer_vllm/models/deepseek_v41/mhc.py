@@ -8,6 +8,7 @@ made nearly doubly stochastic by Sinkhorn rounds. Everything here is float32; st
 import torch
 from torch import nn
 
+from deepinfer_vllm.native import invariance, invariant
 from deepinfer_vllm.native.build import kernels
 from deepinfer_vllm.native.linear import linear
 
@@ -27,6 +28,9 @@ class HyperConnection(nn.Module):
         """streams [T, M, D] to (pre [T, M], post [T, M], comb [T, M, M]), float32."""
         m = self.streams
         flat = streams.flatten(1).float()
+        if invariance.by_rows():
+            gates = invariant.hyper_gates(flat, self.fn, self.base, self.scale, m, self.eps, self.norm_eps)
+            return gates[0], gates[1], sinkhorn(gates[2], self.iterations, self.eps)
         mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
         mixes = linear(flat, self.fn) * torch.rsqrt(mean_square + self.norm_eps)  # fewer values to scale
         pre, post, comb = mixes.split((m, m, m * m), dim=-1)
@@ -70,10 +74,14 @@ def begin(embeds: torch.Tensor, streams: int) -> tuple[torch.Tensor, torch.Tenso
 
 def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """Weighted sum of the streams [T, M, D] -> [T, D], rounded to their dtype."""
+    if invariance.by_rows():
+        return invariant.collapse(streams, pre).to(streams.dtype)
     return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
 
 
 def expand(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
     """out[j] = post[j] * y + sum_i comb[i, j] * streams[i]; y [T, D], streams and out [T, M, D]."""
+    if invariance.by_rows():
+        return invariant.expand(y, streams, post, comb).to(streams.dtype)
     out = post.unsqueeze(-1) * y.float().unsqueeze(1)
     return out.baddbmm_(comb.transpose(1, 2), streams.float()).to(streams.dtype)

@@ -17,6 +17,7 @@ from deepinfer_vllm.models.announce import announce
 from deepinfer_vllm.models.deepseek_v41 import images, replay, weights
 from deepinfer_vllm.models.deepseek_v41.attention import Attention
 from deepinfer_vllm.models.deepseek_v41.balanced_model import BalancedModel
+from deepinfer_vllm.models.deepseek_v41.batch_invariance import single, take_over
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.dspark_config import DraftConfig
@@ -34,6 +35,7 @@ from deepinfer_vllm.models.deepseek_v41.step import Step
 from deepinfer_vllm.models.deepseek_v41.topology import check, layer_role
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
+from deepinfer_vllm.native import invariance
 
 
 @MULTIMODAL_REGISTRY.register_processor(images.processor, info=images.processing_info, dummy_inputs=images.dummy_inputs)
@@ -53,6 +55,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages, Balan
         dtype, block_size = model_config.dtype, vllm_config.cache_config.block_size
         registry = vllm_config.compilation_config.static_forward_context
         numerics = Numerics(quantised=envs.DEEPINFER_VLLM_NUMERICS == "qat")
+        if invariance.decide() is not invariance.Way.NONE:
+            compat.list_lower_ids_first()
         self.replay = config.replay_cut >= 0 and replay.enabled(vllm_config)
         compat.hook_seeded_sampling()
         compat.add_cpu_collectives()
@@ -97,6 +101,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages, Balan
                 config, config.engram, self.directory, block_size, windows, registry, f"{base}layers"
             )
         self.build_tower(config, vllm_config)
+        take_over(self)
         announce(self, vllm_config, self.replay)
 
     def _announce_experts(self, parallel: Any) -> None:
@@ -169,10 +174,27 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages, Balan
         ids = None if input_ids is None else input_ids[: step.num_tokens]
         embeds = self.embed(ids) if inputs_embeds is None else inputs_embeds[: step.num_tokens]
         aux: list[torch.Tensor] = []
-        hidden = self.run(step, ids, embeds, facts if self.replay else None, aux=aux)
+        if invariance.by_tokens():
+            hidden = self._one_by_one(step, ids, embeds, aux)
+        else:
+            hidden = self.run(step, ids, embeds, facts if self.replay else None, aux=aux)
         padding = (0, 0, 0, positions.shape[0] - hidden.shape[0])
         hidden, *aux = (nn.functional.pad(states, padding) for states in (hidden, *aux))
         return (hidden, aux) if self.aux_layers else hidden
+
+    def _one_by_one(
+        self, step: Step, ids: torch.Tensor | None, embeds: torch.Tensor, aux: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """`run`, each token by itself."""
+        found: list[tuple[torch.Tensor, ...]] = []
+        for token in range(step.num_tokens):
+            own: list[torch.Tensor] = []
+            part = slice(token, token + 1)
+            hidden = self.run(single(step, token), None if ids is None else ids[part], embeds[part].clone(), aux=own)
+            found.append((hidden, *own))
+        hidden, *states = (torch.cat(rows) for rows in zip(*found, strict=True))
+        aux += states
+        return hidden
 
     def _accompany(self, embeds: torch.Tensor, dp_tokens: list[int]) -> None:
         """Send nobody's tokens [T, hidden] through every layer's experts, for the other ranks wait for them there."""
@@ -223,6 +245,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages, Balan
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """vLLM's hook: [n, hidden] to [n, vocabulary]."""
+        if invariance.by_tokens() and len(hidden_states) > 1:
+            return torch.cat([self.logits_processor(self.head, row.clone()) for row in hidden_states.split(1)])
         return self.logits_processor(self.head, hidden_states)
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

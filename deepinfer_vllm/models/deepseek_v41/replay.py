@@ -16,6 +16,7 @@ import torch
 
 from deepinfer_vllm import envs
 from deepinfer_vllm.models.deepseek_v41.step import Step
+from deepinfer_vllm.native import invariance
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class BatchFacts:
 def enabled(vllm_config: Any) -> bool:
     """Whether prefills may skip rows: by vLLM's --swa-bounded-replay and our variable.
 
+    Not where answers must not depend on the batch: which tokens see truncated windows depends on how a prompt is cut.
     Only vLLM's own runners say what a batch must keep: V1 through `compat.hook_runner`, V2 through `model_state`. An
     out-of-tree platform may bring another runner.
     """
@@ -43,6 +45,7 @@ def enabled(vllm_config: Any) -> bool:
         envs.DEEPINFER_VLLM_DECODER_REPLAY
         and getattr(vllm_config.cache_config, "swa_bounded_replay", True)
         and not current_platform.is_out_of_tree()
+        and not invariance.decided()
     )
 
 

@@ -9,6 +9,7 @@ import math
 import torch
 
 from deepinfer_vllm.models.deepseek_v41.config import RopeConfig
+from deepinfer_vllm.native import invariance, invariant
 
 
 def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
@@ -32,6 +33,9 @@ class RotaryTable:
     """cos and sin of one step's positions by channel, [T, dim] float32; sin with the sign that its channel adds it."""
 
     def __init__(self, positions: torch.Tensor, frequencies: torch.Tensor) -> None:
+        if invariance.by_rows():
+            self.cos, self.sin = invariant.rotary(positions, frequencies)
+            return
         angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
         sin = angles.sin()
         self.cos = angles.cos().repeat_interleave(2, dim=-1)
@@ -40,6 +44,8 @@ class RotaryTable:
 
 def rotate(x: torch.Tensor, table: RotaryTable, *, inverse: bool = False) -> torch.Tensor:
     """Rotate the last channels of x [T, D] or [T, H, D]; `inverse` undoes it. Computed in float32, x's dtype out."""
+    if invariance.by_rows():
+        return invariant.rotate(x, table.cos, table.sin, inverse=inverse)
     cos, sin = (table.cos, table.sin) if x.dim() == 2 else (table.cos.unsqueeze(1), table.sin.unsqueeze(1))
     dim = cos.shape[-1]
     channels = x[..., -dim:].float()

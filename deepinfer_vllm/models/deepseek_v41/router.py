@@ -8,6 +8,7 @@ from torch import nn
 
 from deepinfer_vllm.models.deepseek_v41.compressor import Float32Linear
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
+from deepinfer_vllm.native import invariance, invariant
 
 
 class Router(Float32Linear):
@@ -37,10 +38,20 @@ class Router(Float32Linear):
         experts = torch.topk(ranked, self.k, dim=-1).indices
         weights = scores.gather(-1, experts)
         if self.normalise and self.k > 1:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+            weights = weights / (_row_sums(weights) + 1e-20)
         return experts, weights * self.scaling
 
     def _score(self, logits: torch.Tensor) -> torch.Tensor:
+        if invariance.by_rows():
+            ways = {"sqrtsoftplus": invariant.sqrt_softplus, "sigmoid": invariant.sigmoid}
+            return ways.get(self.scoring, invariant.softmax)(logits)
         if self.scoring == "sqrtsoftplus":
             return nn.functional.softplus(logits).sqrt()
         return torch.sigmoid(logits) if self.scoring == "sigmoid" else torch.softmax(logits, dim=-1)
+
+
+def _row_sums(x: torch.Tensor) -> torch.Tensor:
+    """[T, k] to [T, 1]."""
+    if invariance.by_rows():
+        return invariant.dots(x, torch.ones_like(x)).unsqueeze(-1)
+    return x.sum(dim=-1, keepdim=True)

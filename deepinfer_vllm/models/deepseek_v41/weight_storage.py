@@ -26,6 +26,7 @@ from vllm.model_executor.parameter import GroupQuantScaleParameter, ModelWeightP
 from deepinfer_vllm.models.deepseek_v41 import quantised_shards
 from deepinfer_vllm.models.deepseek_v41.quantised_matrix import BLOCK, E2M1, E4M3, QuantisedMatrix, Widener
 from deepinfer_vllm.models.deepseek_v41.safetensors_map import stored_tensors
+from deepinfer_vllm.native import invariance, invariant
 from deepinfer_vllm.native.linear import is_compiled, linear
 
 _CODES = {**dict.fromkeys(quantised_shards.E4M3, E4M3), **dict.fromkeys(quantised_shards.E2M1, E2M1)}
@@ -63,6 +64,8 @@ class WeightStorage(QuantizationConfig):
         """x [..., K] times weight [N, K] transposed: [..., N] in x's dtype. Widens a bounded part at a time."""
         if isinstance(weight, torch.Tensor) and weight.dtype == x.dtype:
             return linear(x, weight)
+        if invariance.by_rows():
+            return self._by_rows(x, weight)
         held = _product_dtype(x) if isinstance(weight, QuantisedMatrix) else weight.dtype
         dtype = torch.promote_types(x.dtype, held)
         rows = x.flatten(0, -2).to(dtype)
@@ -72,6 +75,16 @@ class WeightStorage(QuantizationConfig):
             out = torch.empty(rows.shape[0], weight.shape[0], dtype=dtype, device=x.device)
             for part in self._widener.parts(weight):
                 torch.mm(rows, self._widener(rows_of(weight, part)).to(dtype).T, out=out[:, part])
+        return out.to(x.dtype).unflatten(0, x.shape[:-1])
+
+    def _by_rows(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
+        """The same in float32, rounded once at the end."""
+        if isinstance(weight, torch.Tensor):
+            return invariant.linear(x.float(), weight).to(x.dtype)
+        rows = x.flatten(0, -2).float()
+        out = torch.empty(rows.shape[0], weight.shape[0])
+        for part in self._widener.parts(weight):
+            out[:, part] = invariant.linear(rows, self._widener(weight.rows(part)))
         return out.to(x.dtype).unflatten(0, x.shape[:-1])
 
     def grouped_linear(self, x: torch.Tensor, weight: Weight, groups: int) -> torch.Tensor:
@@ -88,7 +101,7 @@ class WeightStorage(QuantizationConfig):
         such a weight faster for few tokens."""
         part, whole = getattr(layer, "input_size_per_partition", None), getattr(layer, "input_size", None)
         held = self.held_dtype(f"{prefix}.weight", None if part in (None, whole) else range(part))
-        usual = held == self.model_dtype and not is_compiled(held)
+        usual = held == self.model_dtype and not is_compiled(held) and not invariance.by_rows()
         return UnquantizedLinearMethod() if usual else StoredLinearMethod(self, held)
 
     def get_name(self) -> str:
