@@ -31,7 +31,7 @@ def refusals() -> Iterator[None]:
 
 def _first(details: list[Any]) -> str:
     """Of pydantic's errors: the field and its value, where it is one's, and what is wrong."""
-    field = ".".join(str(part) for part in details[0]["loc"])
+    field = str(next(iter(details[0]["loc"]), ""))
     return (f"{field} = {details[0]['input']!r}: " if field else "") + str(details[0]["msg"])
 
 

@@ -33,6 +33,7 @@ PAGE_OF = {
     "deepinfer_vllm/scheduling": "scheduling",
     "deepinfer_vllm/spec_decode": "dspark",
     "deepinfer_vllm/training": "dspark",
+    "deepinfer_vllm/evaluation": "evaluation",
 }
 
 

@@ -23,6 +23,7 @@ from deepinfer_vllm.cli import (
     mock_engine,
     router,
     simulate,
+    sweep,
 )
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.command("router")(router.router)
 app.command("mock-engine")(mock_engine.mock_engine)
 app.add_typer(simulate.app)
 app.command("eval")(eval.evaluate)
+app.command("sweep")(sweep.sweep)
 app.command("demo")(demo.demo)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ class Pending:
 
 def answered(
     engine: Any, asked: Iterable[tuple[str, Sequence[Question]]], in_flight: int
-) -> Iterator[tuple[str, list[Any] | str]]:
+) -> Generator[tuple[str, list[Any] | str]]:
     """Of each key, as soon as it is done, the engine's outputs in the order of its questions, or why there are none.
 
     `engine`: vLLM's LLMEngine. About `in_flight` requests are in it at a time, so that the file of a run that is killed

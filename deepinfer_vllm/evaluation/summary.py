@@ -50,7 +50,7 @@ def _shares(records: Sequence[Json], samples: int) -> Json:
             str(k): asdict(clustered([pass_at_k(samples, c, k) for c in right], samples)) for k in reported(samples)
         }
     if any("correct_per_byte" in record for record in records):
-        both = [record.get("correct_per_byte", record.get("correct", [False])) for record in records]
+        both = [record.get("correct_per_byte") or record.get("correct", []) for record in records]
         shares["accuracy_per_byte"] = asdict(clustered([float(any(found)) for found in both], samples))
     return shares
 

@@ -1,0 +1,75 @@
+"""A sweep: the points that a folder lacks, one after the other, and the results of all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from deepinfer_vllm.evaluation.results_file import ResultsFile
+from deepinfer_vllm.evaluation.sweep_bench import PointFailed, command, run_point
+from deepinfer_vllm.evaluation.sweep_grid import Point
+
+Json = dict[str, Any]
+Progress = Callable[[int, str], None]
+"""Told of points that are done, and of the name of the next."""
+
+
+def sweep(
+    start: Callable[[], AbstractContextManager[str]],
+    server: str,
+    points: Sequence[Point],
+    slo: dict[str, float],
+    *,
+    prompts: int,
+    seed: int,
+    more: Sequence[str],
+    out: Path,
+    fresh: bool,
+    progress: Progress,
+) -> Json:
+    """Measure what OUT/points.jsonl lacks; write and return OUT/sweep.json: settings, and a result a point.
+
+    `start`: the server's address, for as long as it is needed; not called where nothing lacks. `server`: what is
+    measured, as a later run must name it again. A point that fails is in the result with its reason and is tried again
+    by the next run. Raises EvaluationError; points measured until then are kept.
+    """
+    settings = {"server": server, "slo_ms": slo, "prompts": prompts, "seed": seed, "bench_arguments": [*more]}
+    failed: dict[str, str] = {}
+    with ResultsFile(out / "points.jsonl", settings, fresh) as results:
+        lacking = [point for point in points if point.name not in results.records]
+        with start() if lacking else nullcontext("") as url:
+            for number, point in enumerate(lacking, len(points) - len(lacking)):
+                progress(number, point.name)
+                words = command(url, point, slo, prompts, seed, more)
+                try:
+                    results.append({"id": point.name, **run_point(words, out / f"{point.name}.log")})
+                except PointFailed as error:
+                    failed[point.name] = str(error)
+        progress(len(points), "")
+        measured = [{**_described(point), **_result(point, results.records, failed)} for point in points]
+    whole = {"settings": settings, "points": measured}
+    _write(out / "sweep.json", whole)
+    return whole
+
+
+def _described(point: Point) -> Json:
+    """JSON has no infinity: a rate of null is one without bound."""
+    rate = None if point.rate == float("inf") else point.rate
+    lengths = {"input_tokens": point.input_tokens, "output_tokens": point.output_tokens}
+    return {"name": point.name, "curve": point.curve, "rate": rate, "concurrency": point.concurrency, **lengths}
+
+
+def _result(point: Point, records: dict[str, Json], failed: dict[str, str]) -> Json:
+    if point.name in failed:
+        return {"error": failed[point.name]}
+    return {name: value for name, value in records[point.name].items() if name != "id"}
+
+
+def _write(path: Path, value: Json) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(beside, path)
