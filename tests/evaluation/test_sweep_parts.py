@@ -114,7 +114,10 @@ def measured(tmp: Path) -> dict[str, Any]:
 def test_the_table_has_a_row_a_point(tmp_path: Path) -> None:
     head, *rows = table(measured(tmp_path)["points"])
     assert head.split()[:4] == ["point", "req/s", "goodput", "tok/s"]
-    assert rows[0].split() == ["in-512_out-64_rate-1_at-once-16", *"1.00 0.50 64.00 50.00 99.00 50.00 99.00".split()]
+    assert rows[0].split() == [
+        "in-512_out-64_rate-1_at-once-16",
+        *["1.00", "0.50", "64.00", "50.00", "99.00", "50.00", "99.00"],
+    ]
     assert rows[-1].split() == ["x", "failed"]
 
 
