@@ -21,3 +21,4 @@ def register() -> None:
     compat.publish_reports()
     compat.fill_eplb_presets()
     compat.hook_eplb()
+    compat.let_drafts_stay()

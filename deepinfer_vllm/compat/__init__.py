@@ -18,6 +18,7 @@
 | `carry_worker_reports` | 0.32, 0.33 | workers cannot report what only they know | vLLM lets them |
 | `publish_reports` | 0.32, 0.33 | a plugin has no metrics of its own | vLLM lets it |
 | `hook_eplb` | 0.32, 0.33 | EPLB's policies are a closed table, its state tells nothing | it takes policies |
+| `let_drafts_stay` | 0.32, 0.33 | EPLB refuses layers it did not register, as V4.1's drafts | vLLM lets them be |
 | `fill_eplb_presets` | 0.32, 0.33 | a configuration does not say what of it was given | it takes presets |
 | `hold_answers` | 0.32, 0.33 | a connector cannot keep an answer until blocks are stored | vLLM lets it |
 """
@@ -29,6 +30,7 @@ from deepinfer_vllm.compat.dspark import provide_dspark
 from deepinfer_vllm.compat.early_flush import flush_before_zeroing
 from deepinfer_vllm.compat.engine_reports import publish_reports
 from deepinfer_vllm.compat.eplb import hook_eplb
+from deepinfer_vllm.compat.eplb_drafts import let_drafts_stay
 from deepinfer_vllm.compat.eplb_presets import fill_eplb_presets
 from deepinfer_vllm.compat.grammar_requests import hook_grammar_requests
 from deepinfer_vllm.compat.held_answers import hold_answers
@@ -55,6 +57,7 @@ __all__ = [
     "hook_model_config",
     "hook_runner",
     "hook_seeded_sampling",
+    "let_drafts_stay",
     "list_lower_ids_first",
     "provide_dspark",
     "provide_torch_kernels",

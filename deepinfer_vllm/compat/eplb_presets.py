@@ -9,13 +9,17 @@ has no note: there a field counts as given if it differs from vLLM's default.
 import functools
 import json
 import logging
+import weakref
 from typing import Any
 
 from deepinfer_vllm.compat.eplb import check_eplb
 from deepinfer_vllm.compat.late import after_import
 
-GIVEN = "deepinfer_given"
-"""Attribute of a configuration: the names of the fields that were given."""
+HOOKED = "deepinfer_eplb_presets"
+
+_given: dict[int, tuple[Any, frozenset[str]]] = {}
+"""By the id of a configuration, while it is there: a weak reference, and the names of the fields that were given. An
+attribute would be in the way: vLLM hashes and copies a configuration by all it finds in it."""
 
 logger = logging.getLogger("vllm.deepinfer")
 
@@ -46,9 +50,14 @@ class _NotingValidator:
 
 
 def _noted(made: Any, config: Any, given: Any) -> Any:
-    if not hasattr(config, GIVEN):  # what is a configuration already passes through unchanged
-        setattr(config, GIVEN, frozenset(given))
+    if id(config) not in _given:  # what is a configuration already passes through unchanged
+        _note(config, frozenset(given))
     return made
+
+
+def _note(config: Any, given: frozenset[str]) -> None:
+    key = id(config)
+    _given[key] = weakref.ref(config, lambda _: _given.pop(key, None)), given
 
 
 def _note_given(module: Any) -> None:
@@ -59,7 +68,7 @@ def _note_given(module: Any) -> None:
 
 def _fill(module: Any) -> None:
     create = module.EngineArgs.create_engine_config
-    if hasattr(create, GIVEN):
+    if hasattr(create, HOOKED):
         return
 
     @functools.wraps(create)
@@ -70,7 +79,7 @@ def _fill(module: Any) -> None:
             check_eplb()
         return config
 
-    setattr(create_and_fill, GIVEN, True)
+    setattr(create_and_fill, HOOKED, True)
     module.EngineArgs.create_engine_config = create_and_fill
 
 
@@ -94,13 +103,12 @@ def fill(vllm_config: Any) -> None:
     }
     for field, value in unset.items():
         setattr(eplb, field, value)
-    setattr(eplb, GIVEN, getattr(eplb, GIVEN, frozenset()) | unset.keys())
+    _note(eplb, frozenset(PRESETS[name].settings(experts, ranks)))
     filled = ", ".join(f"{field}={value}" for field, value in unset.items()) or "nothing, all was given"
     logger.info("DEEPINFER_VLLM_EPLB=%s sets of EPLB: %s.", name, filled)
 
 
 def _is_given(eplb: Any, field: str) -> bool:
-    given = getattr(eplb, GIVEN, None)
-    if given is not None:
-        return field in given
+    if id(eplb) in _given:
+        return field in _given[id(eplb)][1]
     return bool(getattr(eplb, field) != getattr(type(eplb)(), field))

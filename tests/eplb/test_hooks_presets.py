@@ -83,7 +83,7 @@ def test_a_configuration_older_than_the_plugin(monkeypatch: pytest.MonkeyPatch) 
     from vllm.config.parallel import EPLBConfig
 
     eplb = EPLBConfig(window_size=50)
-    delattr(eplb, eplb_presets.GIVEN)
+    eplb_presets._given.clear()
     assert filled(eplb, monkeypatch) == (16, 50, 1_000)
 
 
@@ -120,3 +120,17 @@ def test_off_and_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert filled(EPLBConfig(), monkeypatch, "off") == (0, 1_000, 3_000)
     with pytest.raises(ValueError, match=r"^DEEPINFER_VLLM_EPLB='both': the value must be off or prefill or decode"):
         filled(EPLBConfig(), monkeypatch, "both")
+
+
+def test_nothing_is_left_in_or_of_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM hashes and copies configurations by all that is in them."""
+    import dataclasses
+
+    from vllm.config.parallel import EPLBConfig
+
+    eplb = EPLBConfig(window_size=50)
+    filled(eplb, monkeypatch)
+    assert vars(eplb).keys() == {field.name for field in dataclasses.fields(EPLBConfig)}
+    noted = len(eplb_presets._given)
+    del eplb
+    assert len(eplb_presets._given) == noted - 1
