@@ -81,8 +81,11 @@ def sweep(
     except KeyboardInterrupt:
         typer.echo(f"deepinfer: sweep: interrupted; points are in {out}, and the same command continues", err=True)
         raise typer.Exit(130) from None
-    except (EvaluationError, ServerError) as error:
-        raise CommandError(f"sweep: {str(error).partition(chr(10))[0]}") from None
+    except EvaluationError as error:
+        raise CommandError(f"sweep: {error}") from None
+    except ServerError as error:
+        told = " ".join(str(error).splitlines()[:2])  # then comes the log
+        raise CommandError(f"sweep: {told}; see {out / 'server.log'}") from None
     typer.echo(f"{out / 'sweep.json'}" + ("" if no_plot else f", {out / 'sweep.png'}"))
     failed = [point for point in whole["points"] if "error" in point]
     if failed:

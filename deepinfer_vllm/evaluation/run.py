@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 def results_path(out: Path, task: Task, model: str) -> Path:
     """Where the answers of a model are kept: OUT/TASK.MODEL.jsonl."""
-    name = re.sub(r"[^\w.-]+", "-", Path(model).name or model)
+    name = re.sub(r"[^\w.-]+", "-", Path(model).resolve().name)
     return out / f"{task.name}.{name}.jsonl"
 
 
@@ -78,11 +78,15 @@ def _ask(
     by_id = {item.id: item for item in items}
     questions: dict[str, Sequence[Question]] = {}
 
+    right = sum(any(found.get("correct", [])) for found in known.values())
+
     def keep(found: Json) -> None:
+        nonlocal right
         item = by_id[found["id"]]
         known[item.id] = scored(item, found, settings.strict)
         results.append(known[item.id])
-        progress(len(known), sum(any(one.get("correct", [])) for one in known.values()))
+        right += any(known[item.id].get("correct", []))
+        progress(len(known), right)
 
     with offline_engine(model, {}, **engine_arguments(model, settings)) as llm:
         asker = Asker(llm.get_tokenizer(), settings, llm.model_config.get_diff_sampling_param())

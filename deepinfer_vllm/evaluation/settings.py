@@ -58,6 +58,7 @@ class Settings:
         from deepinfer_vllm.kv_connector.weights_digest import directory_digest
 
         own = {name: value for name, value in dataclasses.asdict(self).items() if name != "strict"}
+        own["engine"].pop("hf_token", None)  # a secret
         return {
             "task": task.name,
             "task_sha256": task.digest,

@@ -49,6 +49,8 @@ def plot(whole: Json, path: Path) -> None:
             good.plot(range(len(ours)), _column(ours, "request_goodput"), f"C{number}s--", markersize=4, label=told)
     for axes, title, metric in ((first, "Time to first token", "ttft"), (token, "Inter-token latency", "itl")):
         axes.set(title=title, xlabel="output tokens/s", ylabel="ms", yscale="log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         limit = slo.get("tpot" if metric == "itl" else metric)
         if limit is not None:
             axes.axhline(limit, color="grey", linewidth=0.8, linestyle=":", label=f"SLO, {limit:g} ms")
@@ -75,5 +77,5 @@ def _load_axis(axes: Any, points: Sequence[Json]) -> None:
         " ".join([*([] if rate is None else [f"{rate:g}/s"]), *([f"≤{limit}"] if limit else [])]) or "all"
         for rate, limit in loads
     ]
-    axes.set_xticks(range(len(loads)), labels, rotation=20)
+    axes.set_xticks(range(len(loads)), labels, rotation=20 if len(loads) > 4 else 0)
     axes.set_xlabel("load: requests/s, ≤ at a time")

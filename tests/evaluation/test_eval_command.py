@@ -16,6 +16,8 @@ import torch
 
 from deepinfer_vllm.checkpoint.tokenizer import build_tokenizer
 from deepinfer_vllm.cli import main
+from deepinfer_vllm.evaluation.questions import Asker
+from deepinfer_vllm.evaluation.settings import Settings
 from deepinfer_vllm.evaluation.task import read_task
 from deepinfer_vllm.training.architecture import TRAINED, trained_architecture
 from deepinfer_vllm.training.shipped import shipped_weights, write_trained
@@ -216,3 +218,45 @@ def test_what_vllm_refuses_is_one_line(pair: Path, tmp_path: Path, capsys: pytes
     assert (
         len(errors) == 2 and errors[0].startswith("deepinfer: eval: dtype = 'float33': ") and str(tmp_path) in errors[1]
     )
+
+
+def test_what_is_recorded_is_what_answers_depend_on(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights by their content, and no secrets."""
+    monkeypatch.setenv("DEEPINFER_VLLM_DECODER_REPLAY", "0")
+    settings = Settings(seed=3, strict=True, engine={"hf_token": "secret", "dtype": "float32"})
+    found = settings.recorded(TASK, str(pair))
+    assert found["engine"] == {"dtype": "float32"} and settings.engine["hf_token"] == "secret"
+    assert found["environment"]["DEEPINFER_VLLM_DECODER_REPLAY"] == "0" and "strict" not in found
+    assert found["task_sha256"] == TASK.digest and len(found["weights"]) == 64
+    assert settings.recorded(TASK, "org/name")["weights"] is None
+    config = pair / "config.json"
+    before = config.read_text()
+    config.write_text(before + " ")
+    assert settings.recorded(TASK, str(pair))["weights"] != found["weights"]
+    config.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "thinks"), [("auto", True), ("on", True), ("off", False), ("low", True), ("max", True), ("77", True)]
+)
+def test_questions_go_through_v41s_own_form(pair: Path, thinking: str, thinks: bool) -> None:
+    """As the official encoding has them, from vLLM's copy; the reply begins inside the reasoning or after it."""
+    from vllm.tokenizers.deepseek_v41 import DeepseekV41Tokenizer
+
+    tokenizer = DeepseekV41Tokenizer.from_pretrained(str(pair))
+    settings = Settings(thinking=thinking, system="Be brief.", samples=2, temperature=0.5, sampling={"stop": ["X"]})
+    asker = Asker(tokenizer, settings, {"top_p": 0.9, "temperature": 0.1})
+    item = next(item for item in TASK.items if item.id == "planet")
+    first, second = asker.questions(item)
+    prompt = tokenizer.decode(first.token_ids)
+    assert first.thinks == thinks and prompt.endswith("<think>" if thinks else "</think>")
+    assert "Be brief." in prompt and "<｜User｜>Which planet is nearest to the Sun?\n\nA) Venus\nB) Mercury" in prompt
+    assert second.token_ids == first.token_ids and second.sampling["seed"] != first.sampling["seed"]
+    assert {**first.sampling, "seed": None} == {
+        **{"top_p": 0.9, "temperature": 0.5, "max_tokens": 2048},
+        **{"stop": ["X"], "seed": None},
+    }
+    raw = next(item for item in TASK.items if item.id == "count-up")
+    (question, _) = asker.questions(raw)
+    assert tokenizer.decode(question.token_ids, skip_special_tokens=True) == raw.question
+    assert question.sampling["stop"] == ["X", "\n"] and not question.thinks
