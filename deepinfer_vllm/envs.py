@@ -111,7 +111,7 @@ TABLE: dict[str, Variable] = {
         _flag(
             "DEEPINFER_VLLM_NATIVE",
             default="1",
-            doc="Build two small C libraries with the system's compiler, once, into `~/.cache/deepinfer_vllm` (kernels"
+            doc="Build small C libraries with the system's compiler, once, into `~/.cache/deepinfer_vllm` (kernels"
             " for the CPU) and `~/.cache/deepinfer_kvstore` (the store's hash chain), and use them. Without a compiler,"
             " or with `0`, PyTorch and Python do the same work in more steps.",
         ),

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
+    "determinism.py",
     "dspark_budget.py",
     "dspark.py",
     "dspark_grammar.py",
@@ -42,6 +43,7 @@ def test_help_has_an_example(script: str) -> None:
         (["model.py", "--preset", "huge"], "invalid choice: 'huge'"),
         (["model.py", "--preset", "tiny"], "do not fit the 8192 positions of --preset tiny: add --quick"),
         (["model.py", "--dtype", "bfloat16"], "must name float32"),
+        (["determinism.py", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["runner_v2.py", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["dspark.py", "--batch", "1", "0"], "--batch 0: must lie in 1..256"),
         (["dspark.py", "--tokens", "2000"], "--tokens 2000: must lie in 1..896"),

@@ -1,5 +1,6 @@
 """The two collectives over unequal parts that data-parallel experts need and vLLM's CPU communicator lacks."""
 
+import functools
 from typing import Any
 
 
@@ -41,7 +42,7 @@ def _reduce_scatterv(self: Any, input_: Any, dim: int = -1, sizes: list[int] | N
     torch.distributed.all_to_all_single(
         parts, input_.contiguous(), [own] * self.world_size, sizes, group=self.device_group
     )
-    return parts.unflatten(0, (self.world_size, own)).sum(dim=0)
+    return functools.reduce(torch.add, parts.unflatten(0, (self.world_size, own)).unbind())  # in rank order
 
 
 def _checked(communicator: Any, dim: int, sizes: list[int]) -> list[int]:

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import deepinfer_vllm
+from deepinfer_vllm.native import invariance
 
 MARK = "deepinfer-vllm serves with"
 """How the line begins, after vLLM's own prefix."""
@@ -16,7 +17,7 @@ def announce(model: object, vllm_config: Any, decoder_replay: bool) -> None:
     from vllm.platforms import current_platform
 
     logger.info(
-        "%s %s.%s (plugin %s), platform %s, model runner %s, decoder replay %s",
+        "%s %s.%s (plugin %s), platform %s, model runner %s, decoder replay %s%s",
         MARK,
         type(model).__module__,
         type(model).__qualname__,
@@ -24,4 +25,5 @@ def announce(model: object, vllm_config: Any, decoder_replay: bool) -> None:
         current_platform.device_type,
         "V2" if vllm_config.use_v2_model_runner else "V1",
         "on" if decoder_replay else "off",
+        f", {invariance.way().value}" if invariance.decided() else "",
     )

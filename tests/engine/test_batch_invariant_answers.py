@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 ENGINES = [(kind, dtype) for dtype in ("float32", "bfloat16") for kind in ("V2", "V1", "DSpark")]
 SMALL = {"block_size": 16, "max_num_batched_tokens": 2048, "max_num_seqs": 8, "max_model_len": 448}
-COUNT = 12
+COUNT = 10
 
 Asked = tuple[str, dict[str, Any]]
 Answer = tuple[list[int], list[dict[int, float]]]
@@ -139,19 +139,23 @@ def case(
         yield Case(kind, backend, wanted)
 
 
-@pytest.mark.parametrize("way", [alone, together])
-def test_in_chunks_of_any_size_anew_and_from_caches(case: Case, way: Callable[..., list[Answer]]) -> None:
+def test_together_in_chunks_of_any_size_anew_and_from_caches(case: Case) -> None:
     """Computed; after hits in the prefix cache; after hits in the store."""
     for chunk in CHUNKS:
         case.scheduled(chunk)
-        salt = f"{way.__name__} {chunk}"
-        case.check(way(case.backend, salt), "anew", salt)
-        case.check(way(case.backend, salt), "prefix", salt)
+        salt = f"together {chunk}"
+        case.check(together(case.backend, salt), "anew", salt)
+        case.check(together(case.backend, salt), "prefix", salt)
         assert case.cached_tokens(salt) > 0
         forget(case.backend)
         hits = tier_of(case.backend)._store.stats().hits
-        case.check(way(case.backend, salt), "store", salt)
+        case.check(together(case.backend, salt), "store", salt)
         assert tier_of(case.backend)._store.stats().hits > hits
+
+
+def test_alone_in_chunks(case: Case) -> None:
+    case.scheduled(CHUNKS[-1])
+    case.check(alone(case.backend, "in chunks"))
 
 
 def test_prefixes_that_others_computed(case: Case) -> None:

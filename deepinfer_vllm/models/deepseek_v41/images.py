@@ -13,6 +13,7 @@ from vllm.model_executor.models.interfaces import SupportsMultiModal
 
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.text_only import NoDummies, TextOnlyInfo, TextOnlyProcessor
+from deepinfer_vllm.native import invariance
 
 
 class SeesImages(SupportsMultiModal):
@@ -59,6 +60,8 @@ class SeesImages(SupportsMultiModal):
         merged = inputs["llm_grid"].tolist()
         patches = inputs["patches"].to(self.image_start.device, self.aligner.w1.weight.dtype)
         parts = patches.split([rows * columns for rows, columns in grids])
+        if invariance.decided():
+            parts = tuple(part.clone() for part in parts)  # products may go by where memory begins
         return [
             self._span(self.aligner(self.vision(part, *grid), *grid).unflatten(0, size))
             for part, grid, size in zip(parts, grids, merged, strict=True)

@@ -12,6 +12,7 @@ All else is held by every rank. DP ranks serve requests of their own, so what th
 length, and one without requests still has to take part: the others wait for it.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +22,7 @@ from vllm.distributed import get_dp_group, get_tp_group
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage
+from deepinfer_vllm.native import invariance
 
 
 def column_linear(inputs: int, outputs: int, prefix: str, storage: WeightStorage | None = None) -> ColumnParallelLinear:
@@ -32,9 +34,19 @@ def row_linear(
     inputs: int, outputs: int, prefix: str, storage: WeightStorage | None = None, *, reduce: bool = True
 ) -> RowParallelLinear:
     """y = x W^T from each TP rank's part of x. Without `reduce` the result is this rank's share of a sum."""
-    return RowParallelLinear(
+    kind = SummedInOrder if reduce and _sums_in_order() else RowParallelLinear
+    return kind(
         inputs, outputs, bias=False, reduce_results=reduce, return_bias=False, quant_config=storage, prefix=prefix
     )
+
+
+class SummedInOrder(RowParallelLinear):
+    """A row-parallel linear whose partial results are added in rank order."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, inputs of this rank] to [T, outputs]."""
+        self.reduce_results = False
+        return sum_over_tp(super().forward(x))
 
 
 def row_split(parameter: nn.Parameter) -> nn.Parameter:
@@ -64,8 +76,17 @@ def _times(shape: Sequence[int], dim: int, ranks: int) -> tuple[int, ...]:
 
 def sum_over_tp(partial: torch.Tensor) -> torch.Tensor:
     """The sum of every TP rank's tensor."""
-    out: torch.Tensor = get_tp_group().all_reduce(partial)
+    group = get_tp_group()
+    if _sums_in_order():
+        return functools.reduce(torch.add, group.all_gather(partial.unsqueeze(0), dim=0).unbind())
+    out: torch.Tensor = group.all_reduce(partial)
     return out
+
+
+def _sums_in_order() -> bool:
+    """Whether an all-reduce could add in an order that moves with an element's place in the batch: not with two ranks,
+    where order does not matter."""
+    return invariance.decided() and get_tp_group().world_size > 2
 
 
 def gather_over_dp(tensors: list[torch.Tensor], tokens: list[int]) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ from deepinfer_vllm.models.deepseek_v41.quantised_shards import check_quantised
 from deepinfer_vllm.models.deepseek_v41.topology import check
 from deepinfer_vllm.models.deepseek_v41.verify_parallel import problems as parallel_problems
 from deepinfer_vllm.models.deepseek_v41.weights import checkpoint_directory
+from deepinfer_vllm.native import invariance
 
 NEEDS_TOKEN_IDS = (
     "This DeepSeek-V4.1 has Engram layers, which hash token ids; prompt embeddings have none. Send text or token ids"
@@ -88,6 +89,29 @@ def verify_engine(vllm_config: Any) -> None:
         )
         if bad
     ]
-    problems += speculation_problems(vllm_config)
+    problems += speculation_problems(vllm_config) + _invariance_problems(vllm_config.parallel_config)
     if problems:
         raise ValueError(f"The portable DeepSeek-V4.1 cannot run with {', '.join(problems)}. Change these")
+
+
+def _invariance_problems(parallel: Any) -> list[str]:
+    """Of VLLM_BATCH_INVARIANT=1. One token at a time is said, for it takes as many times the time."""
+    way = invariance.way()
+    if way is invariance.Way.TOKENS:
+        logger.warning(
+            "VLLM_BATCH_INVARIANT=1 computes one token at a time here: only on a CPU with a C compiler, and without "
+            "DEEPINFER_VLLM_NATIVE=0, are many computed together"
+        )
+    return [
+        f"{flag}={value} (must be {allowed} under VLLM_BATCH_INVARIANT=1)"
+        for flag, value, allowed, bad in (
+            ("--enable-eplb", True, "off", bool(way.value) and parallel.enable_eplb),
+            (
+                "--data-parallel-size",
+                parallel.data_parallel_size,
+                "1 without compiled kernels",
+                way is invariance.Way.TOKENS and parallel.data_parallel_size > 1,
+            ),
+        )
+        if bad
+    ]

@@ -1,0 +1,116 @@
+"""Layer by layer: a request's rows alone, in chunks and in batches are the same bits where the mode asks for it.
+
+What fails here names the first layer whose rows moved: the place to look for the operation that did it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepinfer_vllm.checkpoint.backends import BareBackend
+from deepinfer_vllm.checkpoint.bare import BareModel
+from deepinfer_vllm.native import invariance, invariant
+from small_model import generator, make_step
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+LENGTHS = (100, 37, 61)
+BLOCKS = 4
+"""Of each request."""
+
+Steps = list[list[tuple[int, int]]]
+"""By step and request: the positions that are computed; an empty range for none."""
+
+ALONE: Steps = [[(0, 100)], [(0, 0), (0, 37)], [(0, 0), (0, 0), (0, 61)]]
+CUT: dict[str, Steps] = {
+    "together": [[(0, length) for length in LENGTHS]],
+    "by 1": [[(p, min(p + 1, length)) if p < length else (0, 0) for length in LENGTHS] for p in range(max(LENGTHS))],
+    "by 17": [
+        [(low, min(low + 17, length)) if low < length else (0, 0) for length in LENGTHS]
+        for low in range(0, max(LENGTHS), 17)
+    ],
+    "unevenly": [
+        [(0, 50), (0, 37)],
+        [(50, 51), (0, 0), (0, 20)],
+        [(51, 99), (0, 0), (20, 61)],
+        [(99, 100)],
+    ],
+}
+
+
+def computed(model: BareModel, steps: Steps) -> list[list[torch.Tensor]]:
+    """By request: the streams [T, M * hidden] after every layer, and the logits [T, V] last."""
+    drawn = generator(1)
+    texts = [torch.randint(3, 380, (length,), generator=drawn) for length in LENGTHS]
+    for cache in model._caches:
+        cache.kv_cache.fill_(float("nan") if cache.kv_cache.is_floating_point() else 2**31 - 1)
+    found: list[list[list[torch.Tensor]]] = [[] for _ in texts]
+    for ranges in steps:
+        here = [request for request, (start, end) in enumerate(ranges) if end > start]
+        table = torch.cat([model._table[:, BLOCKS * request : BLOCKS * (request + 1)] for request in here])
+        tables = {cache.name: table for cache in model._caches}
+        ids = torch.cat([texts[request][slice(*ranges[request])] for request in here])
+        step = make_step([ranges[request] for request in here], tables)
+        for request, (start, end) in zip(here, step.spans, strict=True):
+            found[request].append([rows[start:end] for rows in (_layers(model.model, step, ids))])
+    return [[torch.cat(parts) for parts in zip(*chunks, strict=True)] for chunks in found]
+
+
+@torch.inference_mode()
+def _layers(model: Any, step: Any, ids: torch.Tensor) -> list[torch.Tensor]:
+    embeds = model.embed(ids)
+    trace: list[tuple[torch.Tensor, torch.Tensor]] = []
+    if invariance.by_tokens():
+        hidden = model._one_by_one(step, ids, embeds, [])
+    else:
+        hidden = model.run(step, ids, embeds, trace=trace)
+    return [*(streams.flatten(1) for streams, _ in trace), model.compute_logits(hidden)]
+
+
+@pytest.fixture
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    yield
+    invariance._way = invariance.Way.NONE
+
+
+@pytest.mark.usefixtures("switched_on")
+@pytest.mark.parametrize(
+    ("name", "dtype", "numerics"),
+    [
+        ("v41-tiny-a", "float32", "plain"),
+        ("v41-tiny-b", "bfloat16", "plain"),
+        ("v41-tiny-a-fp8", "bfloat16", "qat"),
+        ("v41-tiny-a-fp8", "float32", "plain"),
+        ("v41-tiny-a", "float16", "plain"),
+    ],
+)
+def test_every_layer(name: str, dtype: str, numerics: str) -> None:
+    backend = BareBackend(GOLDEN / name, dtype, numerics)
+    try:
+        assert invariance.by_rows()
+        wanted = computed(backend._model, ALONE)
+        for how, steps in CUT.items():
+            for request, (found, want) in enumerate(zip(computed(backend._model, steps), wanted, strict=True)):
+                differing = [n for n, (a, b) in enumerate(zip(found, want, strict=True)) if not torch.equal(a, b)]
+                assert not differing, f"{how}, request {request}: first differs after layer {differing[0]}"
+    finally:
+        backend.close()
+
+
+@pytest.mark.usefixtures("switched_on")
+def test_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariant, "library", lambda: None)
+    backend = BareBackend(GOLDEN / "v41-tiny-b", "float32", "plain")
+    try:
+        assert invariance.by_tokens()
+        wanted = computed(backend._model, ALONE)
+        for steps in (CUT["together"], CUT["unevenly"]):
+            for found, want in zip(computed(backend._model, steps), wanted, strict=True):
+                assert torch.equal(found[-1], want[-1])
+    finally:
+        backend.close()
