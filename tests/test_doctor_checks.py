@@ -11,6 +11,7 @@ from deepinfer_vllm.doctor.ascend import check_ascend
 from deepinfer_vllm.doctor.check import Check, Status
 from deepinfer_vllm.doctor.checks import check_python
 from deepinfer_vllm.doctor.kernels import check_libraries
+from deepinfer_vllm.doctor.pictures import check_pictures
 from deepinfer_vllm.doctor.plugin import (
     check_entry_point,
     check_filter,
@@ -130,6 +131,13 @@ def test_ascend_is_dormant_and_says_why(site: FakeSite) -> None:
     site.install("deepinfer-vllm", "0.1.0", points=points)
     assert ascend_platform() is None
     assert check_ascend(site.environment).found == "dormant (not installed: vllm_ascend, torch_npu)"
+
+
+def test_pictures_are_an_extra(site: FakeSite) -> None:
+    without = check_pictures(site.environment)
+    assert without.status == Status.OK and 'not installed: "deepinfer-vllm[plot]"' in without.found
+    site.install("matplotlib", "3.9.1")
+    assert check_pictures(site.environment) == Check("pictures", Status.OK, "of sweeps, by matplotlib 3.9.1")
 
 
 def test_probe_of_modules() -> None:

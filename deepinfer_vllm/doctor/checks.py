@@ -7,6 +7,7 @@ from deepinfer_vllm.doctor.ascend import check_ascend
 from deepinfer_vllm.doctor.check import Check, Status
 from deepinfer_vllm.doctor.environment import Environment
 from deepinfer_vllm.doctor.kernels import check_libraries
+from deepinfer_vllm.doctor.pictures import check_pictures
 from deepinfer_vllm.doctor.plugin import (
     check_entry_point,
     check_filter,
@@ -40,6 +41,7 @@ def run_checks(environment: Environment) -> list[Check]:
         check_model_class(probe["model"], probe["platform"]),
         *check_libraries(environment, kind),
         check_ascend(environment),
+        check_pictures(environment),
     ]
 
 
