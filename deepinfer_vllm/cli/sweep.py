@@ -126,9 +126,7 @@ def _served(words: list[str], log: Path) -> Iterator[str]:
     from deepinfer_vllm.server_process import ServerProcess
 
     with ServerProcess(Path(words[0]), log, words[1:], {}) as server:
-        with typer.progressbar(length=1, label="vllm serve", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-            server.wait_until_healthy(START_LIMIT_SECONDS)
-            bar.update(1)
+        server.wait_until_healthy(START_LIMIT_SECONDS)
         yield server.url
 
 

@@ -15,7 +15,7 @@ from deepinfer_vllm.evaluation.sweep_grid import Point
 
 Json = dict[str, Any]
 Progress = Callable[[int, str], None]
-"""Told of points that are done, and of the name of the next."""
+"""Told of points that are done, and of what comes next."""
 
 
 def sweep(
@@ -41,6 +41,7 @@ def sweep(
     failed: dict[str, str] = {}
     with ResultsFile(out / "points.jsonl", settings, fresh) as results:
         lacking = [point for point in points if point.name not in results.records]
+        progress(len(points) - len(lacking), "the server starts")
         with start() if lacking else nullcontext("") as url:
             for number, point in enumerate(lacking, len(points) - len(lacking)):
                 progress(number, point.name)
