@@ -124,7 +124,7 @@ class LoadRun:
             return None
         return reader.read(fd, run.first, run.keys, run.generations, run.buffers, bounce)
 
-    def _call(self, read: Callable[[int, list[memoryview]], None], run: SlotRun, bounce: memoryview) -> list[bool]:
+    def _call(self, read: Callable[[int, list[memoryview]], None], run: SlotRun, bounce: memoryview) -> Sequence[int]:
         """One call of the kernel, and the check of what it brought: which blocks are whole."""
         slot_bytes = self._reads.slot_bytes
         pieces: list[memoryview] = []
@@ -137,6 +137,8 @@ class LoadRun:
             pieces.append(bounce[begin:end])
             begin = end
         read(run.first, pieces)
+        if self._reads.reader is not None:
+            return self._reads.reader.check(run.keys, run.generations, run.buffers, bounce)
         whole: list[bool] = []
         end = 0
         is_whole = self._reads.seal.is_whole

@@ -44,9 +44,21 @@ static int same(const struct shape *shape, const uint8_t *header, const uint8_t 
     return !memcmp(header + 12, &high, 8) && !memcmp(header + 20, &low, 8);
 }
 
-/* 0, or the errno of a read; -1 where one brought less than asked for. good[i] says whether block i is whole. The page of
-   each header, and what is left of a payload after its last whole page, pass through bounce, which has room for the slots
-   of a call. */
+/* Blocks whose slots have been read: payloads up to their last whole page, and in bounce, slot after slot, what is left of
+   each and the page of its header. good[i] says whether block i is whole; the rest of its payload joins it. */
+void deepinfer_check_run(const struct shape *shape, uint64_t slots, uint8_t *const *payloads, const uint32_t *lengths,
+                         const uint8_t *keys, const uint64_t *generations, const uint8_t *bounce, uint8_t *good)
+{
+    for (uint64_t i = 0; i < slots; i++) {
+        uint64_t whole = lengths[i] & -(uint64_t)PAGE_BYTES;
+        memcpy(payloads[i] + whole, bounce, lengths[i] - whole);
+        bounce += shape->slot_bytes - whole;
+        good[i] = same(shape, bounce - shape->header_bytes, keys + i * shape->key_bytes, generations[i], payloads[i],
+                       lengths[i]);
+    }
+}
+
+/* 0, or the errno of a read; -1 where one brought less than asked for. bounce has room for the slots of a call. */
 int deepinfer_read_run(const struct shape *shape, int fd, uint64_t first_slot, uint64_t slots, uint8_t *const *payloads,
                        const uint32_t *lengths, const uint8_t *keys, const uint64_t *generations, uint8_t *bounce,
                        uint8_t *good)
@@ -68,14 +80,8 @@ int deepinfer_read_run(const struct shape *shape, int fd, uint64_t first_slot, u
             return errno;
         if ((uint64_t)moved != (end - begin) * shape->slot_bytes)
             return -1;
-        rest = bounce;
-        for (uint64_t i = begin; i < end; i++) {
-            uint64_t whole = lengths[i] & -(uint64_t)PAGE_BYTES;
-            memcpy(payloads[i] + whole, rest, lengths[i] - whole);
-            rest += shape->slot_bytes - whole;
-            good[i] = same(shape, rest - shape->header_bytes, keys + i * shape->key_bytes, generations[i], payloads[i],
-                           lengths[i]);
-        }
+        deepinfer_check_run(shape, end - begin, payloads + begin, lengths + begin, keys + begin * shape->key_bytes,
+                            generations + begin, bounce, good + begin);
     }
     return 0;
 }

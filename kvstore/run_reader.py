@@ -47,9 +47,9 @@ class RunReader:
         compiled = _compiled()
         return cls(*compiled, prefix, slot_bytes, call_slots) if compiled else None
 
-    def __init__(self, read: Any, hash_address: int, prefix: bytes, slot_bytes: int, call_slots: int) -> None:
+    def __init__(self, library: Any, hash_address: int, prefix: bytes, slot_bytes: int, call_slots: int) -> None:
         """Use `make`."""
-        self._read = read
+        self._read, self._check = library.deepinfer_read_run, library.deepinfer_check_run
         self._prefix = prefix
         self._shape = _Shape(slot_bytes, HEADER_BYTES, call_slots, len(prefix), KEY_BYTES, prefix, hash_address)
 
@@ -67,29 +67,49 @@ class RunReader:
         `bounce` has as many bytes as the slots of a call. None where the kernel did not bring everything: who reads
         again learns why.
         """
-        held = [ctypes.c_char.from_buffer(buffer) for buffer in (*buffers, bounce)]
-        addresses = array("Q", map(ctypes.addressof, held))
-        lengths = array("I", map(len, buffers))
-        written = array("Q", generations)
-        good = ctypes.create_string_buffer(len(keys))
-        failed = self._read(
-            self._shape,
-            fd,
-            first_slot,
+        blocks = _Blocks(keys, generations, buffers, bounce)
+        failed = self._read(self._shape, fd, first_slot, *blocks.arguments)
+        return None if failed else blocks.good.raw
+
+    def check(
+        self,
+        keys: Sequence[Key],
+        generations: Sequence[int],
+        buffers: Sequence[memoryview],
+        bounce: memoryview,
+    ) -> bytes:
+        """The same of slots that were read: whole pages of payloads into `buffers`, what is left, slot after slot, into
+        `bounce`."""
+        blocks = _Blocks(keys, generations, buffers, bounce)
+        self._check(self._shape, *blocks.arguments)
+        return blocks.good.raw
+
+
+class _Blocks:
+    """Blocks as C takes them; what it reads and writes lives as long as this."""
+
+    def __init__(
+        self, keys: Sequence[Key], generations: Sequence[int], buffers: Sequence[memoryview], bounce: memoryview
+    ) -> None:
+        self._held = [ctypes.c_char.from_buffer(buffer) for buffer in (*buffers, bounce)]
+        self._addresses = array("Q", map(ctypes.addressof, self._held))
+        self._lengths = array("I", map(len, buffers))
+        self._generations = array("Q", generations)
+        self.good = ctypes.create_string_buffer(len(keys))
+        self.arguments = (
             len(keys),
-            addresses.buffer_info()[0],
-            lengths.buffer_info()[0],
+            self._addresses.buffer_info()[0],
+            self._lengths.buffer_info()[0],
             b"".join(keys),
-            written.buffer_info()[0],
-            addresses[-1],
-            good,
+            self._generations.buffer_info()[0],
+            self._addresses[-1],
+            self.good,
         )
-        return None if failed else good.raw
 
 
 @functools.cache
 def _compiled() -> tuple[Any, int] | None:
-    """The function and the address of the checksum's, the same for the life of the process."""
+    """The functions and the address of the checksum's, the same for the life of the process."""
     if not native.allowed():
         return None
     try:
@@ -99,12 +119,13 @@ def _compiled() -> tuple[Any, int] | None:
     except (*native.ERRORS, AttributeError, ImportError) as error:
         logger.info("No compiled reading of blocks, Python does its work: %s", error)
         return None
-    function = library.deepinfer_read_run
-    function.argtypes = [
-        POINTER(_Shape), c_int, c_uint64, c_uint64, c_void_p, c_void_p, c_char_p, c_void_p, c_void_p, c_char_p,
-    ]  # fmt: skip
-    function.restype = c_int
-    return function, checksum
+    blocks = [c_uint64, c_void_p, c_void_p, c_char_p, c_void_p, c_void_p, c_char_p]
+    library.deepinfer_check_run.argtypes, library.deepinfer_check_run.restype = [POINTER(_Shape), *blocks], None
+    library.deepinfer_read_run.argtypes, library.deepinfer_read_run.restype = (
+        [POINTER(_Shape), c_int, c_uint64, *blocks],
+        c_int,
+    )
+    return library, checksum
 
 
 def _checksum() -> int:
