@@ -66,7 +66,7 @@ bench-model: $(INSTALLED) ## speed of the model beside what this machine can do;
 bench-dspark: $(INSTALLED) ## speed with drafts beside none on a tiny trained pair, and what the budget does; 20 minutes
 	@missed=0; for part in $(sort $(wildcard benchmarks/dspark*.py)); do $(BIN)/python $$part || missed=1; done; exit $$missed
 
-bench-kvstore: $(INSTALLED) ## speed of the KV store: transfers, CHECK, erasure coding, inside an engine; 25 minutes, 8 GB of memory, 6 GB of disk
+bench-kvstore: $(INSTALLED) ## speed of the KV store: transfers, CHECK, erasure coding, inside an engine; 15 minutes, 8 GB of memory, 6 GB of disk
 	@missed=0; for part in $(sort $(wildcard benchmarks/kvstore*.py)); do $(BIN)/python $$part || missed=1; done; exit $$missed
 
 # vllm-router's own dependencies stay out of .venv.

@@ -63,7 +63,7 @@ def _say(text: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--sessions", type=int, default=8, help="over all shapes, each with new files; default: 8")
+    add("--sessions", type=int, default=5, help="over all shapes, each with new files; default: 5")
     add("--rounds", type=int, default=2, help="of every shape in a session, after one that warms up; default: 2")
     add("--blocks", type=int, default=96, help="of each request; default: 96")
     add("--threads", type=int, default=8, help="of the store and of the raw file; default: 8, the store's own")

@@ -126,7 +126,7 @@ def _say(text: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--rounds", type=int, default=100, help="of every measurement; default: 100")
+    add("--rounds", type=int, default=50, help="of every measurement; default: 50")
     add("--keys", type=int, default=1_000_000, help="blocks in the index; default: 1000000")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="directory for kvstore_check.json")
     args = parser.parse_args()

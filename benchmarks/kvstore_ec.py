@@ -130,7 +130,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--rounds", type=int, default=15, help="of stores and loads of each kind, after one that warms up; default: 15")
     add("--blocks", type=int, default=128, help="of each request; default: 128")
-    add("--turns", type=int, default=20, help="of 25 requests with and 25 without a slow root; default: 20")
+    add("--turns", type=int, default=16, help="of 25 requests with and 25 without a slow root; default: 16")
     add("--directory", type=Path, help="where the bytes go and are removed again; default: the temporary directory")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for kvstore_ec.json")
     args = parser.parse_args()

@@ -1,8 +1,8 @@
 """What the store gives and takes inside vLLM's engine on a CPU: time to first token, and time per token after it.
 
 Time to first token: a prompt whose first part is in the store, in an engine that has just started, beside the same
-prompt in an engine without the store that has just started too. Decode: an engine that stores what it computes beside
-one without the store, both running, round by round in turn. Exits 1 when a limit is not met.
+prompt in an engine without the store that has just started too. Decode: one engine, whose connector stores what is
+computed and stores nothing in turn. Exits 1 when a limit is not met.
 
 Example: python benchmarks/kvstore_engine.py --preset tiny --shared 4096 --rounds 1 --decode-rounds 2
 """
@@ -52,9 +52,9 @@ def _arguments() -> argparse.Namespace:
     add("--shared", type=int, default=8192, help="tokens that are in the store; default: 8192")
     add("--tail", type=int, default=64, help="tokens of the same prompt that are not; default: 64")
     add("--rounds", type=int, default=3, help="of the first token, two fresh engines each; default: 3")
-    add("--decode-prompt", type=int, default=1024, help="tokens before those that are timed; default: 1024")
-    add("--decode-tokens", type=int, default=32, help="tokens that are timed; default: 32")
-    add("--decode-rounds", type=int, default=9, help="of decoding, after one that warms up; default: 9")
+    add("--decode-prompt", type=int, default=512, help="tokens before those that are timed; default: 512")
+    add("--decode-tokens", type=int, default=16, help="tokens that are timed; default: 16")
+    add("--decode-rounds", type=int, default=20, help="of decoding, after one that warms up; default: 20")
     add("--checkpoints", type=Path, default=ROOT / "build" / "bench", help="where presets are written")
     add("--directory", type=Path, help="where the store goes and is removed again; default: the temporary directory")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for kvstore_engine.json and .md")

@@ -146,7 +146,7 @@ def test_limits_inside_an_engine() -> None:
     from kv.engine_report import table as engine_table
 
     first = [{"computed": 10.0, "from_store": seconds, "from_store_cached_tokens": 64.0} for seconds in (1.0, 1.4, 2.0)]
-    decode = [{"off": 0.10, "on": 0.11, "stored_blocks": 5.0}]
+    decode = [{"off": 0.11, "off_connector": 0.01, "on": 0.11, "on_stored_blocks": 5.0}]
     plan = {"shared_tokens": 64, "tail_tokens": 8, "decode_tokens": 4, "decode_prompt_tokens": 16}
     machine = {"cpu": "a CPU", "cores": 2, "torch": "2", "vllm": "1"}
     facts = {"command": "make", "commit": "abc", "date": "today", "machine": machine, "preset": "mid"}

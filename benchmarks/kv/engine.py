@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,10 +34,12 @@ class Engine:
         self._answer()
         return self
 
-    def ask(self, prompt: list[int], tokens: int) -> dict[str, Any]:
-        """Seconds from the prompt's arrival to each of `tokens` tokens; how many of the prompt's were not computed."""
+    def ask(self, prompt: list[int], tokens: int, *, stores: bool = True) -> dict[str, Any]:
+        """Seconds from the prompt's arrival to each of `tokens` tokens; how many of the prompt's were not computed; and
+        seconds that the connector took of the steps' thread after the first token. Without `stores` nothing is stored.
+        """
         assert self._process.stdin is not None
-        print(json.dumps({"prompt": prompt, "tokens": tokens}), file=self._process.stdin, flush=True)
+        print(json.dumps({"prompt": prompt, "tokens": tokens, "stores": stores}), file=self._process.stdin, flush=True)
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -82,24 +85,50 @@ def serve(checkpoint: str, max_tokens: str, store: str) -> None:
         kv_transfer_config=transfer,
     )
     engine = llm.llm_engine
+    scheduler = engine.engine_core.engine_core.scheduler
+    own = _Timed(scheduler.connector, ("build_connector_meta", "update_connector_output")) if store else None
     print(json.dumps({"ready": True}), flush=True)
     for number, line in enumerate(sys.stdin):
         asked = json.loads(line)
         sampling = SamplingParams(temperature=0, max_tokens=asked["tokens"], ignore_eos=True, detokenize=False)
         arrivals: list[float] = []
-        cached = 0
+        cached, own_before = 0, 0.0
+        if own:
+            scheduler.connector.scheduler.manager.stores = asked["stores"]
         start = time.perf_counter()
         engine.add_request(str(number), {"prompt_token_ids": asked["prompt"]}, sampling)
         while engine.has_unfinished_requests():
             outputs = engine.step()
+            if own and not arrivals:
+                own_before = own.seconds
             for output in outputs:
                 count = len(output.outputs[0].token_ids)
                 arrivals += [time.perf_counter() - start] * (count - len(arrivals))
                 cached = output.num_cached_tokens or 0
             if not outputs:
                 time.sleep(0.001)  # as vLLM's own loop does while nothing but a load is under way
-        while engine.engine_core.engine_core.scheduler.has_requests():  # what is still on its way to the store
+        own_seconds = own.seconds - own_before if own else 0.0
+        while scheduler.has_requests():  # what is still on its way to the store
             engine.step()
             time.sleep(0.001)
-        print(json.dumps({"arrivals": arrivals, "cached_tokens": cached}), flush=True)
+        answer = {"arrivals": arrivals, "cached_tokens": cached, "connector_seconds": own_seconds}
+        print(json.dumps(answer), flush=True)
     engine.engine_core.shutdown()
+
+
+class _Timed:
+    """Adds up what calls of some methods take."""
+
+    def __init__(self, of: Any, names: tuple[str, ...]) -> None:
+        self.seconds = 0.0
+        for name in names:
+            setattr(of, name, self._timed(getattr(of, name)))
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = call(*arguments)
+            self.seconds += time.perf_counter() - start
+            return result
+
+        return timed
