@@ -64,8 +64,8 @@ def table(results: dict[str, Any]) -> str:
         f"{hit} tokens were found; each engine fresh, {len(first)} rounds in turn. Decode: {plan['decode_tokens']} "
         f"tokens after a prompt of {plan['decode_prompt_tokens']} that nobody has stored, {len(decode)} rounds in "
         f"turn in one engine, in each of which the store took {median(x['on_stored_blocks'] for x in decode):.0f} "
-        "blocks of one prompt and was told to take none of another. Of the time without stores, what the connector plans is "
-        "taken off. In brackets the interval in which the median lies with 95 % (of few rounds, all of them).",
+        "blocks of one prompt and was told to take none of another. Of the time without stores, what the connector "
+        "plans is taken off. In brackets the interval in which the median lies with 95 % (of few rounds, all of them).",
         "",
         "| what | seconds |",
         "| --- | ---: |",
