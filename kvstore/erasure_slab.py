@@ -2,13 +2,14 @@
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deepinfer_kvstore.backend import Backend, Buffers, Slab
 from deepinfer_kvstore.erasure_cached import CachedRead, read_cached
 from deepinfer_kvstore.erasure_read import Chosen, ShardRead
 from deepinfer_kvstore.geometry import Geometry
 from deepinfer_kvstore.root_lane import Lane
+from deepinfer_kvstore.run_reader import ShardFiles
 from deepinfer_kvstore.shards import Rows
 from deepinfer_kvstore.votes import Votes
 
@@ -33,6 +34,15 @@ class ErasureSlab:
         """By number of shard, the file to read from without a thread; None: a thread has to."""
         self._backend = backend
         self._closed = False
+
+    @property
+    def cached_files(self) -> ShardFiles | None:
+        """The files of the data shards, where page caches are between them and whoever reads."""
+        shards = self._backend.shards
+        handles: list[Any] = self.handles[: self._backend.code.data]
+        if any(handle is None or read is None for handle, read in zip(handles, self.cached, strict=False)):
+            return None
+        return ShardFiles([handle.fd for handle in handles], shards.shard_bytes, shards.stored_bytes, shards.set_id)
 
     def readv(self, first_slot: int, buffers: Buffers) -> None:
         """See `backend.Slab`. A slot of which fewer than k good shards of one write are left reads as zeros."""

@@ -17,8 +17,6 @@ from deepinfer_kvstore.slot_run import SlotRun
 from deepinfer_kvstore.stats import Counters, Miss
 from deepinfer_kvstore.transfer import Transfer
 
-CACHED_CALL_BYTES = 512 << 10
-"""Of one call where the page cache has the bytes: the checksum then finds them in the CPU's cache."""
 _WHOLE_PAGES = -PAGE_BYTES
 
 
@@ -119,10 +117,14 @@ class LoadRun:
 
     def _compiled(self, slab: Slab, run: SlotRun, bounce: memoryview) -> bytes | None:
         """`_call` for all of a run, in C where it can be; None where it cannot, or the kernel refused something."""
-        reader, fd = self._reads.reader, getattr(slab, "read_fd", None)
-        if reader is None or fd is None:
+        reader = self._reads.reader
+        if reader is None:
             return None
-        return reader.read(fd, run.first, run.keys, run.generations, run.buffers, bounce)
+        if (fd := getattr(slab, "read_fd", None)) is not None:
+            return reader.read(fd, run.first, run.keys, run.generations, run.buffers, bounce)
+        if (files := getattr(slab, "cached_files", None)) is not None:
+            return reader.read_shards(files, run.first, run.keys, run.generations, run.buffers, bounce)
+        return None
 
     def _call(self, read: Callable[[int, list[memoryview]], None], run: SlotRun, bounce: memoryview) -> Sequence[int]:
         """One call of the kernel, and the check of what it brought: which blocks are whole."""

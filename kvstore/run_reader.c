@@ -85,3 +85,78 @@ int deepinfer_read_run(const struct shape *shape, int fd, uint64_t first_slot, u
     }
     return 0;
 }
+
+#define MAX_SHARDS 32
+#define GROUP_SLOTS 8
+#define SHARD_MAGIC 0x31434544 /* "DEC1" */
+
+/* Slots of which each root has a shard: shards.py says how. */
+struct stripes {
+    uint64_t data, shard_bytes, stored_bytes, set;
+    uint64_t group_slots; /* read at once: the checksum then finds them in the CPU's cache */
+};
+
+struct trailer {
+    uint32_t magic, index;
+    uint64_t slot, set, write[2], hash;
+};
+
+/* The pieces of shard j of one slot: in the payload's whole pages, in rest, and what is not the slot's; their number. */
+static int cut(const struct shape *shape, const struct stripes *stripes, uint64_t j, uint8_t *payload, uint64_t whole,
+               uint8_t *rest, struct trailer *trailer, uint8_t *junk, struct iovec *pieces)
+{
+    uint64_t at = j * stripes->shard_bytes, end = at + stripes->shard_bytes;
+    uint64_t last = end < shape->slot_bytes ? end : shape->slot_bytes;
+    int count = 0;
+    if (at < whole)
+        pieces[count++] = (struct iovec){payload + at, (last < whole ? last : whole) - at};
+    if (last > whole && last > at) {
+        uint64_t from = at > whole ? at : whole;
+        pieces[count++] = (struct iovec){rest + (from - whole), last - from};
+    }
+    if (end > last)
+        pieces[count++] = (struct iovec){junk, end - (last > at ? last : at)};
+    pieces[count++] = (struct iovec){trailer, sizeof *trailer};
+    if (stripes->stored_bytes > stripes->shard_bytes + sizeof *trailer)
+        pieces[count++] = (struct iovec){junk, stripes->stored_bytes - stripes->shard_bytes - sizeof *trailer};
+    return count;
+}
+
+/* deepinfer_read_run from the page caches of the data shards' roots, with junk of stored_bytes; -1 also where not all of it
+   is there, or a slot's shards are not of one write. Shards' own hashes are not looked at: the block's is. */
+int deepinfer_read_shards(const struct shape *shape, const struct stripes *stripes, const int *fds, uint8_t *junk,
+                          uint64_t first_slot, uint64_t slots, uint8_t *const *payloads, const uint32_t *lengths,
+                          const uint8_t *keys, const uint64_t *generations, uint8_t *bounce, uint8_t *good)
+{
+    if (stripes->data > MAX_SHARDS || stripes->group_slots > GROUP_SLOTS)
+        return -1;
+    for (uint64_t begin = 0; begin < slots; begin += stripes->group_slots) {
+        uint64_t end = begin + stripes->group_slots < slots ? begin + stripes->group_slots : slots;
+        struct trailer trailers[GROUP_SLOTS], firsts[GROUP_SLOTS];
+        for (uint64_t j = 0; j < stripes->data; j++) {
+            struct iovec pieces[5 * GROUP_SLOTS];
+            uint8_t *rest = bounce;
+            int count = 0;
+            for (uint64_t i = begin; i < end; i++) {
+                uint64_t whole = lengths[i] & -(uint64_t)PAGE_BYTES;
+                count += cut(shape, stripes, j, payloads[i], whole, rest, &trailers[i - begin], junk, pieces + count);
+                rest += shape->slot_bytes - whole;
+            }
+            off_t offset = (off_t)((first_slot + begin) * stripes->stored_bytes);
+            ssize_t moved = preadv2(fds[j], pieces, count, offset, RWF_NOWAIT);
+            if (moved < 0 || (uint64_t)moved != (end - begin) * stripes->stored_bytes)
+                return -1;
+            if (!j)
+                memcpy(firsts, trailers, sizeof firsts);
+            for (uint64_t i = 0; i < end - begin; i++) {
+                const struct trailer *of = &trailers[i];
+                if (of->magic != SHARD_MAGIC || of->index != j || of->set != stripes->set ||
+                    of->slot != first_slot + begin + i || memcmp(of->write, firsts[i].write, sizeof of->write))
+                    return -1;
+            }
+        }
+        deepinfer_check_run(shape, end - begin, payloads + begin, lengths + begin, keys + begin * shape->key_bytes,
+                            generations + begin, bounce, good + begin);
+    }
+    return 0;
+}

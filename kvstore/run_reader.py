@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_uint64, c_void_p
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_digest
 
@@ -17,6 +17,9 @@ from deepinfer_kvstore.geometry import HEADER_BYTES
 from deepinfer_kvstore.keys import KEY_BYTES, Key
 
 SOURCE = Path(__file__).with_name("run_reader.c")
+CACHED_CALL_BYTES = 512 << 10
+"""Of one call where the page cache has the bytes: the checksum then finds them in the CPU's cache."""
+MAX_GROUP_SLOTS = 8
 FLAGS = ("-O2", "-fPIC", "-std=c11", "-Wall", "-Wextra", "-Werror")
 
 logger = logging.getLogger(__name__)
@@ -34,8 +37,28 @@ class _Shape(Structure):
     ]
 
 
+class _Stripes(Structure):
+    _fields_ = [
+        ("data", c_uint64),
+        ("shard_bytes", c_uint64),
+        ("stored_bytes", c_uint64),
+        ("set", c_uint64),
+        ("group_slots", c_uint64),
+    ]
+
+
 class _Hash(Structure):
     _fields_ = [("low", c_uint64), ("high", c_uint64)]
+
+
+class ShardFiles(NamedTuple):
+    """Where the data shards of neighbouring slots lie, in page caches at best."""
+
+    fds: Sequence[int]
+    shard_bytes: int
+    stored_bytes: int
+    set: int
+    """The stripe set's number, u64."""
 
 
 class RunReader:
@@ -49,7 +72,8 @@ class RunReader:
 
     def __init__(self, library: Any, hash_address: int, prefix: bytes, slot_bytes: int, call_slots: int) -> None:
         """Use `make`."""
-        self._read, self._check = library.deepinfer_read_run, library.deepinfer_check_run
+        self._library = library
+        self._group_slots = max(1, min(CACHED_CALL_BYTES // slot_bytes, call_slots, MAX_GROUP_SLOTS))
         self._prefix = prefix
         self._shape = _Shape(slot_bytes, HEADER_BYTES, call_slots, len(prefix), KEY_BYTES, prefix, hash_address)
 
@@ -68,7 +92,25 @@ class RunReader:
         again learns why.
         """
         blocks = _Blocks(keys, generations, buffers, bounce)
-        failed = self._read(self._shape, fd, first_slot, *blocks.arguments)
+        failed = self._library.deepinfer_read_run(self._shape, fd, first_slot, *blocks.arguments)
+        return None if failed else blocks.good.raw
+
+    def read_shards(
+        self,
+        files: ShardFiles,
+        first_slot: int,
+        keys: Sequence[Key],
+        generations: Sequence[int],
+        buffers: Sequence[memoryview],
+        bounce: memoryview,
+    ) -> bytes | None:
+        """`read` of slots in shards, without waiting. None also where a page cache lacks some, or writes differ."""
+        blocks = _Blocks(keys, generations, buffers, bounce)
+        stripes = _Stripes(len(files.fds), files.shard_bytes, files.stored_bytes, files.set, self._group_slots)
+        fds, junk = array("i", files.fds), ctypes.create_string_buffer(files.stored_bytes)
+        failed = self._library.deepinfer_read_shards(
+            self._shape, stripes, fds.buffer_info()[0], junk, first_slot, *blocks.arguments
+        )
         return None if failed else blocks.good.raw
 
     def check(
@@ -81,7 +123,7 @@ class RunReader:
         """The same of slots that were read: whole pages of payloads into `buffers`, what is left, slot after slot, into
         `bounce`."""
         blocks = _Blocks(keys, generations, buffers, bounce)
-        self._check(self._shape, *blocks.arguments)
+        self._library.deepinfer_check_run(self._shape, *blocks.arguments)
         return blocks.good.raw
 
 
@@ -119,8 +161,12 @@ def _compiled() -> tuple[Any, int] | None:
     except (*native.ERRORS, AttributeError, ImportError) as error:
         logger.info("No compiled reading of blocks, Python does its work: %s", error)
         return None
-    blocks = [c_uint64, c_void_p, c_void_p, c_char_p, c_void_p, c_void_p, c_char_p]
+    blocks: list[Any] = [c_uint64, c_void_p, c_void_p, c_char_p, c_void_p, c_void_p, c_char_p]
     library.deepinfer_check_run.argtypes, library.deepinfer_check_run.restype = [POINTER(_Shape), *blocks], None
+    library.deepinfer_read_shards.argtypes, library.deepinfer_read_shards.restype = (
+        [POINTER(_Shape), POINTER(_Stripes), c_void_p, c_char_p, c_uint64, *blocks],
+        c_int,
+    )
     library.deepinfer_read_run.argtypes, library.deepinfer_read_run.restype = (
         [POINTER(_Shape), c_int, c_uint64, *blocks],
         c_int,

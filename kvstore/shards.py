@@ -34,7 +34,7 @@ class Shards:
         self.slot_bytes = slot_bytes
         self.shard_bytes = code.shard_bytes(slot_bytes)
         self.stored_bytes = code.stored_bytes(slot_bytes)
-        self._set = stripe_set
+        self.set_id = stripe_set
         self._heads = (np.arange(code.data, dtype=np.uint64) << 32 | _MAGIC)[:, None]
         # zfec counts all shards where others count the parity.
         self._encoder = zfec.Encoder(code.data, code.shards)
@@ -52,7 +52,7 @@ class Shards:
             for row, made in enumerate(parity, data):
                 rows[row, slot, :size] = np.frombuffer(made, np.uint8)
         trailers = self._trailers(rows)
-        trailers["magic"], trailers["set"], trailers["write"] = _MAGIC, self._set, write
+        trailers["magic"], trailers["set"], trailers["write"] = _MAGIC, self.set_id, write
         trailers["index"] = np.arange(self.code.shards)[:, None]
         trailers["slot"] = np.arange(first_slot, first_slot + rows.shape[1])
         trailers["hash"] = self._hashes(rows, range(self.code.shards))
@@ -83,7 +83,7 @@ class Shards:
         """
         rows = np.frombuffer(rests, np.uint8).reshape(self.code.data, slots, -1)
         words = rows[:, :, :TRAILER_BYTES].view("<u8")  # magic and index, slot, set, write, hash
-        if not (words[:, :, 0] == self._heads).all() or (words[0, :, 2] != self._set).any():
+        if not (words[:, :, 0] == self._heads).all() or (words[0, :, 2] != self.set_id).any():
             return False
         if not (words[:, :, 1:5] == words[0, :, 1:5]).all():
             return False
@@ -136,7 +136,7 @@ class Shards:
                     pieces, at = [], 0
 
     def _as_expected(self, trailers: Any, indices: Sequence[int], first_slot: int) -> Any:
-        whole = (trailers["magic"] == _MAGIC) & (trailers["set"] == self._set)
+        whole = (trailers["magic"] == _MAGIC) & (trailers["set"] == self.set_id)
         whole &= trailers["index"] == np.array(indices)[:, None]
         whole &= trailers["slot"] == np.arange(first_slot, first_slot + trailers.shape[1])
         return whole

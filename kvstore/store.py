@@ -28,7 +28,7 @@ from deepinfer_kvstore.index import Index
 from deepinfer_kvstore.io import IoThreads
 from deepinfer_kvstore.journal_set import JournalSet
 from deepinfer_kvstore.keys import Key
-from deepinfer_kvstore.load_run import CACHED_CALL_BYTES, Reads
+from deepinfer_kvstore.load_run import Reads
 from deepinfer_kvstore.loads import Loads
 from deepinfer_kvstore.network_fs import file_system_type, is_network
 from deepinfer_kvstore.opening import Places, check_space, default_index_dir, open_backend, prepare
@@ -36,7 +36,7 @@ from deepinfer_kvstore.options import StoreOptions
 from deepinfer_kvstore.pace import Pace
 from deepinfer_kvstore.publisher import Publication, Publisher
 from deepinfer_kvstore.record import Record
-from deepinfer_kvstore.run_reader import RunReader
+from deepinfer_kvstore.run_reader import CACHED_CALL_BYTES, RunReader
 from deepinfer_kvstore.slabs import OpenSlabs, max_open
 from deepinfer_kvstore.slot_run import MAX_SLOTS_PER_CALL
 from deepinfer_kvstore.stats import Counters, Drop, Miss, Stats

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepinfer_kvstore.errors import StoreConfigError
+from deepinfer_kvstore.run_reader import RunReader
 from deepinfer_kvstore.store import Store
-from store_case import descriptor, get, key, options, payload, put
+from store_case import aligned, descriptor, get, key, options, payload, put
 
 ROOTS = 6
 BLOCKS = range(40)
@@ -109,14 +110,15 @@ def test_random_damage_to_two_roots_loses_no_byte_and_to_more_gives_no_wrong_one
 ) -> None:
     rng = random.Random(seed)
     tmp_path = tmp_path_factory.mktemp("ec")
-    store = open_ec(tmp_path)
+    direct = rng.choice(["auto", "off"])
+    store = open_ec(tmp_path, direct=direct)
     put(store, BLOCKS)
     store.close()
     damaged = rng.sample(range(ROOTS), rng.randrange(5))
     for number in damaged:
         for slab in slabs_of(roots_of(tmp_path)[number]):
             _spoil(slab, rng)
-    again = open_ec(tmp_path)
+    again = open_ec(tmp_path, direct=direct)
     found = get(again, BLOCKS)
     coded = again.stats().coded
     assert bool(coded["unreadable_slots"]) <= (len(damaged) > 2)
@@ -129,6 +131,34 @@ def test_random_damage_to_two_roots_loses_no_byte_and_to_more_gives_no_wrong_one
             assert all(block in (None, payload(number)) for number, block in zip(numbers, blocks, strict=True))
     again.close()
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("ec", ["1+1", "3+1", "4+2", "5+1"])
+def test_shards_are_put_together_in_c_as_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ec: str) -> None:
+    read, answers = RunReader.read_shards, list[bytes | None]()
+
+    def seen(*arguments: Any) -> bytes | None:
+        answers.append(read(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(RunReader, "read_shards", seen)
+    store = open_ec(tmp_path, roots_of(tmp_path)[: sum(map(int, ec.split("+")))], ec=ec, direct="off")
+    lengths = [1, 819, 1638, 2731, 4095, 4096, 4097, 5999, 6000, *random.Random(ec).choices(range(1, 6001), k=31)]
+    assert all(put(store, range(40), lambda number: payload(number, lengths[number])))
+    in_c = store._loads.reads.reader
+    for reader in (in_c, None, in_c):
+        store._loads.reads.reader = reader
+        buffers = [aligned(length) for length in lengths]
+        transfer = store.get([key(number) for number in range(40)], buffers)
+        assert transfer.wait(60) and all(transfer.results())
+        assert list(map(bytes, buffers)) == [payload(number, length) for number, length in enumerate(lengths)]
+    assert len(answers) >= 2 and None not in answers
+    store._loads.reads.reader, answers[:] = in_c, []
+    for slab in slabs_of(roots_of(tmp_path)[0]):  # a shard in another's place, its own hash being right
+        content = slab.read_bytes()
+        slab.write_bytes(content[4096:] + content[:4096])
+    assert get(store, [39], lengths[39]) == [payload(39, lengths[39])]
+    store.close()
 
 
 def _spoil(slab: Path, rng: random.Random) -> None:
