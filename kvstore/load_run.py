@@ -121,9 +121,9 @@ class LoadRun:
         if reader is None:
             return None
         if (fd := getattr(slab, "read_fd", None)) is not None:
-            return reader.read(fd, run.first, run.keys, run.generations, run.buffers, bounce)
+            return reader.read(fd, run, bounce)
         if (files := getattr(slab, "cached_files", None)) is not None:
-            return reader.read_shards(files, run.first, run.keys, run.generations, run.buffers, bounce)
+            return reader.read_shards(files, run, bounce)
         return None
 
     def _call(self, read: Callable[[int, list[memoryview]], None], run: SlotRun, bounce: memoryview) -> Sequence[int]:
@@ -140,7 +140,7 @@ class LoadRun:
             begin = end
         read(run.first, pieces)
         if self._reads.reader is not None:
-            return self._reads.reader.check(run.keys, run.generations, run.buffers, bounce)
+            return self._reads.reader.check(run, bounce)
         whole: list[bool] = []
         end = 0
         is_whole = self._reads.seal.is_whole

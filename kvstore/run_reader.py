@@ -14,7 +14,8 @@ from xxhash import xxh3_128_digest
 
 from deepinfer_kvstore import native
 from deepinfer_kvstore.geometry import HEADER_BYTES
-from deepinfer_kvstore.keys import KEY_BYTES, Key
+from deepinfer_kvstore.keys import KEY_BYTES
+from deepinfer_kvstore.slot_run import SlotRun
 
 SOURCE = Path(__file__).with_name("run_reader.c")
 CACHED_CALL_BYTES = 512 << 10
@@ -77,52 +78,30 @@ class RunReader:
         self._prefix = prefix
         self._shape = _Shape(slot_bytes, HEADER_BYTES, call_slots, len(prefix), KEY_BYTES, prefix, hash_address)
 
-    def read(
-        self,
-        fd: int,
-        first_slot: int,
-        keys: Sequence[Key],
-        generations: Sequence[int],
-        buffers: Sequence[memoryview],
-        bounce: memoryview,
-    ) -> bytes | None:
-        """Fill `buffers`, of the blocks' lengths, from neighbouring slots: a byte a block, 1 where it is whole.
+    def read(self, fd: int, run: SlotRun, bounce: memoryview) -> bytes | None:
+        """Fill the buffers of `run`: a byte a block, 1 where it is whole.
 
         `bounce` has as many bytes as the slots of a call. None where the kernel did not bring everything: who reads
         again learns why.
         """
-        blocks = _Blocks(keys, generations, buffers, bounce)
-        failed = self._library.deepinfer_read_run(self._shape, fd, first_slot, *blocks.arguments)
+        blocks = _Blocks(run, bounce)
+        failed = self._library.deepinfer_read_run(self._shape, fd, run.first, *blocks.arguments)
         return None if failed else blocks.good.raw
 
-    def read_shards(
-        self,
-        files: ShardFiles,
-        first_slot: int,
-        keys: Sequence[Key],
-        generations: Sequence[int],
-        buffers: Sequence[memoryview],
-        bounce: memoryview,
-    ) -> bytes | None:
+    def read_shards(self, files: ShardFiles, run: SlotRun, bounce: memoryview) -> bytes | None:
         """`read` of slots in shards, without waiting. None also where a page cache lacks some, or writes differ."""
-        blocks = _Blocks(keys, generations, buffers, bounce)
+        blocks = _Blocks(run, bounce)
         stripes = _Stripes(len(files.fds), files.shard_bytes, files.stored_bytes, files.set, self._group_slots)
         fds, junk = array("i", files.fds), ctypes.create_string_buffer(files.stored_bytes)
         failed = self._library.deepinfer_read_shards(
-            self._shape, stripes, fds.buffer_info()[0], junk, first_slot, *blocks.arguments
+            self._shape, stripes, fds.buffer_info()[0], junk, run.first, *blocks.arguments
         )
         return None if failed else blocks.good.raw
 
-    def check(
-        self,
-        keys: Sequence[Key],
-        generations: Sequence[int],
-        buffers: Sequence[memoryview],
-        bounce: memoryview,
-    ) -> bytes:
+    def check(self, run: SlotRun, bounce: memoryview) -> bytes:
         """The same of slots that were read: whole pages of payloads into `buffers`, what is left, slot after slot, into
         `bounce`."""
-        blocks = _Blocks(keys, generations, buffers, bounce)
+        blocks = _Blocks(run, bounce)
         self._library.deepinfer_check_run(self._shape, *blocks.arguments)
         return blocks.good.raw
 
@@ -130,19 +109,17 @@ class RunReader:
 class _Blocks:
     """Blocks as C takes them; what it reads and writes lives as long as this."""
 
-    def __init__(
-        self, keys: Sequence[Key], generations: Sequence[int], buffers: Sequence[memoryview], bounce: memoryview
-    ) -> None:
-        self._held = [ctypes.c_char.from_buffer(buffer) for buffer in (*buffers, bounce)]
+    def __init__(self, run: SlotRun, bounce: memoryview) -> None:
+        self._held = [ctypes.c_char.from_buffer(buffer) for buffer in (*run.buffers, bounce)]
         self._addresses = array("Q", map(ctypes.addressof, self._held))
-        self._lengths = array("I", map(len, buffers))
-        self._generations = array("Q", generations)
-        self.good = ctypes.create_string_buffer(len(keys))
+        self._lengths = array("I", map(len, run.buffers))
+        self._generations = array("Q", run.generations)
+        self.good = ctypes.create_string_buffer(len(run.keys))
         self.arguments = (
-            len(keys),
+            len(run.keys),
             self._addresses.buffer_info()[0],
             self._lengths.buffer_info()[0],
-            b"".join(keys),
+            b"".join(run.keys),
             self._generations.buffer_info()[0],
             self._addresses[-1],
             self.good,

@@ -13,6 +13,7 @@ from deepinfer_kvstore.geometry import HEADER_BYTES, PAGE_BYTES, Geometry
 from deepinfer_kvstore.header import Seal
 from deepinfer_kvstore.posix import PosixBackend, PosixSlab
 from deepinfer_kvstore.run_reader import RunReader, _compiled
+from deepinfer_kvstore.slot_run import SlotRun
 from store_case import aligned, get, key, open_store, payload, put
 
 SLOT = 8192
@@ -55,27 +56,32 @@ def in_python(slab: PosixSlab, first: int, lengths: list[int]) -> tuple[list[boo
     return whole, payloads
 
 
-def in_c(slab: PosixSlab, first: int, lengths: list[int], call_slots: int) -> tuple[list[bool], list[bytes]]:
-    buffers = [aligned(length) for length in lengths]
+def run_of(first: int, lengths: list[int]) -> SlotRun:
     numbers = range(first, first + len(lengths))
-    found = reader(call_slots).read(
-        slab.read_fd, first, [key(n) for n in numbers], [generation(n) for n in numbers], buffers, aligned(SLOTS * SLOT)
-    )
+    keys, generations = [key(n) for n in numbers], [generation(n) for n in numbers]
+    return SlotRun(1, 1, first, range(len(lengths)), keys, generations, [aligned(length) for length in lengths])
+
+
+def result(found: bytes | None, run: SlotRun) -> tuple[list[bool], list[bytes]]:
     assert found is not None
-    return [bool(each) for each in found], [bytes(buffer) for buffer in buffers]
+    return [bool(each) for each in found], [bytes(buffer) for buffer in run.buffers]
+
+
+def in_c(slab: PosixSlab, first: int, lengths: list[int], call_slots: int) -> tuple[list[bool], list[bytes]]:
+    run = run_of(first, lengths)
+    return result(reader(call_slots).read(slab.read_fd, run, aligned(call_slots * SLOT)), run)
 
 
 def checked_in_c(slab: PosixSlab, first: int, lengths: list[int]) -> tuple[list[bool], list[bytes]]:
     """The same after another has read."""
-    buffers, bounce, pieces, begin = [aligned(length) for length in lengths], aligned(SLOTS * SLOT), [], 0
-    for buffer in buffers:
+    run, bounce, begin = run_of(first, lengths), aligned(SLOTS * SLOT), 0
+    pieces: list[memoryview] = []
+    for buffer in run.buffers:
         pages = len(buffer) // PAGE_BYTES * PAGE_BYTES
         pieces += [buffer[:pages], bounce[begin : begin + SLOT - pages]]
         begin += SLOT - pages
     slab.readv(first, [piece for piece in pieces if piece])
-    numbers = range(first, first + len(lengths))
-    found = reader().check([key(n) for n in numbers], [generation(n) for n in numbers], buffers, bounce)
-    return [bool(each) for each in found], [bytes(buffer) for buffer in buffers]
+    return result(reader().check(run, bounce), run)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -111,12 +117,11 @@ def test_every_bit_of_what_names_a_block_counts(tmp_path: Path) -> None:
 
 def test_a_read_that_fails_or_ends_early_is_left_to_python(tmp_path: Path) -> None:
     slab = filled(tmp_path, [MOST] * SLOTS)
-    numbers = range(4)
-    arguments = [key(n) for n in numbers], [generation(n) for n in numbers], [aligned(MOST) for _ in numbers]
+    run = run_of(0, [MOST] * 4)
     os.ftruncate(slab.fd, 3 * SLOT + 100)
-    assert reader().read(slab.read_fd, 0, *arguments, aligned(4 * SLOT)) is None
+    assert reader().read(slab.read_fd, run, aligned(5 * SLOT)) is None
     slab.close()
-    assert reader().read(slab.read_fd, 0, *arguments, aligned(4 * SLOT)) is None
+    assert reader().read(slab.read_fd, run, aligned(5 * SLOT)) is None
 
 
 def test_the_store_reads_in_c_where_it_can_and_the_same_in_python(tmp_path: Path) -> None:
