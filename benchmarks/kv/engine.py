@@ -35,8 +35,10 @@ class Engine:
         return self
 
     def ask(self, prompt: list[int], tokens: int, *, stores: bool = True) -> dict[str, Any]:
-        """Seconds from the prompt's arrival to each of `tokens` tokens; how many of the prompt's were not computed; and
-        seconds that the connector took of the steps' thread after the first token. Without `stores` nothing is stored.
+        """Seconds from the prompt's arrival to each of `tokens` tokens; how many of the prompt's were not computed.
+
+        With a store also how long, in seconds, the connector held up steps after the first token, and how many blocks
+        were stored: none without `stores`.
         """
         assert self._process.stdin is not None
         print(json.dumps({"prompt": prompt, "tokens": tokens, "stores": stores}), file=self._process.stdin, flush=True)
@@ -87,14 +89,19 @@ def serve(checkpoint: str, max_tokens: str, store: str) -> None:
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler
     own = _Timed(scheduler.connector, ("build_connector_meta", "update_connector_output")) if store else None
+
+    def stored() -> int:
+        return int(scheduler.connector.scheduler.manager.secondary_tiers[0]._store.stats().stores)
+
     print(json.dumps({"ready": True}), flush=True)
     for number, line in enumerate(sys.stdin):
         asked = json.loads(line)
         sampling = SamplingParams(temperature=0, max_tokens=asked["tokens"], ignore_eos=True, detokenize=False)
         arrivals: list[float] = []
-        cached, own_before = 0, 0.0
+        cached, own_before, stored_before = 0, 0.0, 0
         if own:
             scheduler.connector.scheduler.manager.stores = asked["stores"]
+            stored_before = stored()
         start = time.perf_counter()
         engine.add_request(str(number), {"prompt_token_ids": asked["prompt"]}, sampling)
         while engine.has_unfinished_requests():
@@ -111,7 +118,9 @@ def serve(checkpoint: str, max_tokens: str, store: str) -> None:
         while scheduler.has_requests():  # what is still on its way to the store
             engine.step()
             time.sleep(0.001)
-        answer = {"arrivals": arrivals, "cached_tokens": cached, "connector_seconds": own_seconds}
+        answer = {"arrivals": arrivals, "cached_tokens": cached}
+        if own:
+            answer |= {"connector_seconds": own_seconds, "stored_blocks": stored() - stored_before}
         print(json.dumps(answer), flush=True)
     engine.engine_core.shutdown()
 

@@ -13,8 +13,6 @@ from typing import Any
 from kv.contender import drop_page_cache
 from kv.engine import Engine
 
-RECORD_BYTES = 96
-"""Of a journal, one for each block stored."""
 WARM_UP_TOKENS = 256
 VOCABULARY = 256
 """Tokens drawn for prompts: every preset has as many."""
@@ -90,13 +88,12 @@ def _decode(checkpoint: Path, root: Path, plan: Plan) -> list[dict[str, float]]:
             say(f"decode, round {number} of {plan.decode_rounds}")
             found: dict[str, float] = {}
             for name, stores in _in_turn({"off": False, "on": True}, number):
-                before = _records(root)
                 prompt = _prompt(f"decode {number} {name}", plan.decode_prompt_tokens)
                 answer = engine.ask(prompt, plan.decode_tokens, stores=stores)
                 arrivals, tokens = answer["arrivals"], plan.decode_tokens - 1
                 found[name] = (arrivals[-1] - arrivals[0]) / tokens
                 found[f"{name}_connector"] = answer["connector_seconds"] / tokens
-                found[f"{name}_stored_blocks"] = _records(root) - before
+                found[f"{name}_stored_blocks"] = answer["stored_blocks"]
             if found["off_stored_blocks"] or not found["on_stored_blocks"]:
                 raise RuntimeError(f"Not one turn with stores and one without: {found}")
             if number:
@@ -107,11 +104,6 @@ def _decode(checkpoint: Path, root: Path, plan: Plan) -> list[dict[str, float]]:
 def _in_turn(sides: dict[str, Any], number: int) -> list[tuple[str, Any]]:
     """Both, and another first in every round."""
     return list(sides.items())[:: -1 if number % 2 else 1]
-
-
-def _records(root: Path) -> int:
-    """Records in all journals."""
-    return sum(path.stat().st_size for path in root.rglob("*.log")) // RECORD_BYTES
 
 
 def _prompt(name: str, tokens: int) -> list[int]:
