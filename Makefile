@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router gpu-pack soak lmcache wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router gpu-pack soak lmcache nixl wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,11 @@ lmcache: $(INSTALLED) ## test the adapter for LMCache, in an environment of its 
 	    build/lmcache/bin/python -m pip install --quiet '.[lmcache]'; }
 	@mkdir -p build/typing && ln -sfn ../../kvstore build/typing/deepinfer_kvstore
 	LMCACHE_PYTHON=$(LMCACHE_PYTHON) PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(BIN)/python -m pytest tests/kvstore/test_lmcache_adapter.py
+
+nixl: $(INSTALLED) ## test the router before engines that prefill and decode apart over NIXL, which is installed below build/: 240 MB
+	@test -d build/nixl || $(BIN)/python -m pip install --quiet --no-deps --target build/nixl nixl==1.5.1 nixl-cu12==1.5.1
+	@mkdir -p build/typing && for room in kvstore costmodel router simulator; do ln -sfn ../../$$room build/typing/deepinfer_$$room; done
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing:$(CURDIR)/build/nixl $(BIN)/python -m pytest tests/serving/test_router_nixl.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	rm -rf build/lib build/bdist.*

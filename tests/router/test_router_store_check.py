@@ -20,6 +20,7 @@ from exchanges import received
 from recipe_case import recipe_entry, write_tokenizer
 
 from check_case import UNIT, daemon, namespace, store_prompt, storing
+from deepinfer_kvstore.daemon import Address
 from deepinfer_kvstore.extra_keys import ExtraKeys, Lora
 from deepinfer_router import store_check
 from deepinfer_router.entry import Entry
@@ -71,6 +72,17 @@ def test_finds_what_is_stored(tmp_path: Path) -> None:
     told = orjson.loads(request.body())["kv_transfer_params"]["kvstore"]
     assert told == {"tenant": "t", "ticket": request.ticket.hex()}
     assert request.ticket
+
+
+def test_a_daemon_elsewhere_is_asked_over_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "a token long enough"
+    monkeypatch.setenv("STORE_TOKEN", token)
+    with storing(tmp_path) as store, daemon(tmp_path, listen=Address("127.0.0.1", 0, token, None)) as running:
+        where = {"socket": None, "address": f"127.0.0.1:{running.tcp_port}", "token_env": "STORE_TOKEN"}
+        store_prompt(store, TOKENS[: 6 * UNIT])
+        assert asked(tmp_path, **where)[0].work.hit_tokens == 6 * UNIT
+        monkeypatch.setenv("STORE_TOKEN", "another token, as long")
+        assert asked(tmp_path, **where)[0].work.hit_tokens == 0
 
 
 def test_salt_and_adapter_are_part_of_the_key(tmp_path: Path) -> None:

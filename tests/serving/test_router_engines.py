@@ -4,72 +4,28 @@ import asyncio
 import json
 import os
 import signal
-import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pytest
 
-from deepinfer_router.app import App
-from deepinfer_router.config import RouterConfig
-from deepinfer_router.http_server import HttpServer
 from deepinfer_router.resuming import RESUMES
 from deepinfer_vllm.server_process import SMALL_CPU_ENVIRONMENT, SMALL_CPU_FLAGS, ServerProcess
 from engine.harness import golden_prompts
 from engine.llama import write_llama
 from serving.client import MODEL, Api
 from serving.conftest import START_LIMIT_SECONDS
+from serving.router_thread import Router
 from serving.test_prefix_cache import counter
 
 ANSWER_TOKENS = 300
+SETTINGS: dict[str, Any] = {
+    "disaggregation": {"connector": "store", "local_tokens": 64},
+    "failure": {"resume": True, "stall_s": 60},
+}
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
-T = TypeVar("T")
-
-
-class Router:
-    """A router in this process, on a thread of its own."""
-
-    def __init__(self, engines: list[dict[str, Any]]) -> None:
-        self._config = RouterConfig.model_validate(
-            {
-                "engines": engines,
-                "disaggregation": {"connector": "store", "local_tokens": 64},
-                "failure": {"resume": True, "stall_s": 60},
-            }
-        )
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-
-    def __enter__(self) -> "Router":
-        self._thread.start()
-        port = self.call(self._start())
-        self.url = f"http://127.0.0.1:{port}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.call(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(300)
-
-    async def left(self) -> int:
-        """What the router believes to be at engines."""
-        return sum(target.active for engine in self.app.fleet.engines.values() for target in engine.targets)
-
-    async def _start(self) -> int:
-        self.app = App(self._config, seed=0)
-        await self.app.start()
-        self._server = HttpServer(self.app.handle)
-        return await self._server.listen("127.0.0.1", 0)
-
-    async def _stop(self) -> None:
-        await self._server.drain(0)
-        await self.app.close()
 
 
 class Engines:
@@ -171,7 +127,7 @@ class Told:
 def test_two_engines_say_what_one_would(engines: Engines) -> None:
     with httpx.Client(base_url=engines.processes[3].url, timeout=120) as http:
         alone = [Api(http).post("/v1/completions", **asked(prompt, max_tokens=40)) for prompt in prompts(6)]
-    with Router(engines.listed()) as router, httpx.Client(base_url=router.url, timeout=120) as http:
+    with Router(engines.listed(), **SETTINGS) as router, httpx.Client(base_url=router.url, timeout=120) as http:
         for prompt, one in zip(prompts(6), alone, strict=True):
             # Once in the store, a prompt of whole blocks is found by the decode engine too.
             answer = Api(http).post("/v1/completions", **asked(prompt, max_tokens=40))
@@ -215,7 +171,7 @@ def test_killed_engines_cost_no_stream_that_can_be_resumed(engines: Engines) -> 
             tolds += await asyncio.gather(*later)
         return tolds
 
-    with Router(engines.listed()) as router:
+    with Router(engines.listed(), **SETTINGS) as router:
         tolds = asyncio.run(under_fire(router.url))
         assert router.call(router.left()) == 0
     resumable = tolds[: len(load)] + tolds[len(load + fixed) :]
