@@ -54,6 +54,8 @@ def _exchange_policy(module: Any) -> None:
     class PlacePolicy(module.AbstractEplbPolicy):
         """On sums; every rank decides for itself, alike. A state with a balancer has a `StepPolicy` in its place."""
 
+        deepinfer_places = True
+
         @classmethod
         def rebalance_experts(
             cls, weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_ranks: int, old: Any = None
@@ -117,7 +119,7 @@ def _balancer(state: Any) -> Any:
     return Balancer(
         state,
         Agreement(get_ep_group().device_group, get_eplb_group().cpu_group),
-        places=envs.DEEPINFER_VLLM_EPLB_POLICY == "deepinfer",
+        places=hasattr(state.policy, "deepinfer_places"),
         record_to=envs.DEEPINFER_VLLM_EPLB_RECORD,
         max_bytes=envs.DEEPINFER_VLLM_EPLB_MAX_MIGRATION,
     )

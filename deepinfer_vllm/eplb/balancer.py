@@ -32,9 +32,8 @@ class Balancer:
         places: whether our policy decides. record_to: a file, or empty. max_bytes: that a rebalancing moves; 0 for any.
         """
         self._state, self._agreement = state, agreement
-        self._places, self._max_bytes = places, max_bytes
-        self._record_to = record_to
-        self._records = agreement.any(bool(record_to))
+        self._record_to, self._max_bytes = record_to, max_bytes
+        self._places, self._records = agreement.any(places), agreement.any(bool(record_to))
         self._recorder: Recorder | None = None
         self._window = int(state.parallel_config.eplb_config.window_size)
         self._counts: dict[str, StepCounts] = {}
