@@ -13,23 +13,24 @@ from deepinfer_vllm.server_process import SMALL_CPU_ENVIRONMENT, SMALL_CPU_FLAGS
 from engine.cpu_eplb import eplb_on_cpu
 from engine.harness import GOLDEN, golden_prompts
 
-START_LIMIT_SECONDS = 300
+START_LIMIT_SECONDS = 600
 NAME = "v41-tiny-a"
 MOST_ROUNDS = 30
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """The preset fills what the flags leave open: redundant experts, 4 for each of 2 ranks."""
+    """The preset fills what the flags leave open: redundant experts, one for each of 2 ranks."""
     flags = (
-        *("--data-parallel-size", "2", "--enable-expert-parallel", "--max-model-len", "1024", "--enable-eplb"),
+        *("--data-parallel-size", "2", "--api-server-count", "1", "--enable-expert-parallel", "--enable-eplb"),
+        *("--max-model-len", "1024"),
         *("--eplb-config.window_size", "8", "--eplb-config.step_interval", "12", "--eplb-config.use_async", "false"),
     )
     environment = {
         **SMALL_CPU_ENVIRONMENT,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # each rank is a process
         "DEEPINFER_VLLM_DECODER_REPLAY": "0",  # an approximation, and the golden tokens are not
-        "DEEPINFER_VLLM_EPLB": "prefill",
+        "DEEPINFER_VLLM_EPLB": "decode",
     }
     with (
         eplb_on_cpu(tmp_path),
@@ -73,4 +74,4 @@ def test_synchronous(server: ServerProcess, tmp_path: Path) -> None:
         rebalances = told("rebalances_total")
     assert rebalances.keys() == moved.keys() == {"0", "1"} and all(moved.values()) and min(rebalances.values()) >= 1
     log = (tmp_path / "server.log").read_text()
-    assert log.count("DEEPINFER_VLLM_EPLB=prefill sets of EPLB: num_redundant_experts=8.") == 1
+    assert log.count("DEEPINFER_VLLM_EPLB=decode sets of EPLB: num_redundant_experts=2.") == 1

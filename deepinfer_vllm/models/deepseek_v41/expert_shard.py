@@ -63,6 +63,12 @@ class ExpertShard:
             placement=parallel.expert_placement_strategy,
         )
 
+    def places_of(self, expert: int) -> list[int]:
+        """Where an expert held at first is stacked: in one place, or in several where EPLB has replicas."""
+        if self.slots is None:
+            return [self.experts.index(expert)]
+        return [place for place, held in enumerate(self.experts) if held == expert]
+
     def place_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Slots of all ranks to where each lies here, one past the last if elsewhere."""
         assert self.slots is not None

@@ -87,9 +87,7 @@ class Experts(nn.Module):
             raise ValueError(f"{list(weight.shape)} into {list(published)}")
         part = slice(self.shard.inner.start, self.shard.inner.stop)
         half = slice(0, self.inner) if name == "w1" else slice(self.inner, 2 * self.inner)
-        for place, held in enumerate(self.shard.experts):
-            if held != expert:
-                continue
+        for place in self.shard.places_of(expert):
             if name == "w2":
                 put(weight, self.held("w2", place), lambda w: columns_of(w, part))
             else:
