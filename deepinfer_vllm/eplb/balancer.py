@@ -3,6 +3,7 @@
 `compat.eplb` calls it where vLLM's state is called.
 """
 
+import logging
 import time
 from collections import deque
 from pathlib import Path
@@ -21,6 +22,8 @@ from deepinfer_vllm.eplb.watchdog import Watchdog
 
 LB_STEPS = 128
 """Steps that moe_lb sums over."""
+
+logger = logging.getLogger("vllm.deepinfer")
 
 
 class Balancer:
@@ -58,7 +61,17 @@ class Balancer:
 
     def _max_moves(self) -> int | None:
         """How many experts may move, by the bytes of the largest."""
-        return self._max_bytes // max(map(_expert_bytes, self._models())) if self._max_bytes else None
+        if not self._max_bytes:
+            return None
+        largest = max(map(_expert_bytes, self._models()))
+        if self._max_bytes < largest:
+            logger.warning(
+                "DEEPINFER_VLLM_EPLB_MAX_MIGRATION=%d is less than an expert's %d bytes: no expert will ever move. "
+                "Raise it, or set it to 0 for no limit.",
+                self._max_bytes,
+                largest,
+            )
+        return self._max_bytes // largest
 
     def _models(self) -> list[Any]:
         return [model_state.model for model_state in self._state.model_states.values()]

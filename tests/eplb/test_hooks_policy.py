@@ -228,10 +228,13 @@ def test_what_a_rebalancing_did(balanced: Make) -> None:
     assert counters == {"rebalances": 1, "moved_experts": 1, "moved_bytes": 3 * 4 + 5 * 2}
 
 
-def test_bytes_bound_moves(balanced: Make) -> None:
+def test_bytes_bound_moves(balanced: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     assert balanced(max_bytes=0)[0].policy._max_moves is None
-    assert balanced(max_bytes=21)[0].policy._max_moves == 0
     assert balanced(max_bytes=45)[0].policy._max_moves == 2
+    assert not caplog.records
+    assert balanced(max_bytes=21)[0].policy._max_moves == 0
+    assert "MAX_MIGRATION=21 is less than an expert's 22 bytes" in caplog.text
     assert balanced(places=False)[0].policy is None
 
 
