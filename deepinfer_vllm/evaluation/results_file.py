@@ -71,11 +71,12 @@ class ResultsFile:
             raise EvaluationError(f"{self.path} holds no results of an evaluation; name another place by --out")
         whole = content[: content.rfind(b"\n") + 1]
         lines = [] if fresh else [self._parsed(line, n) for n, line in enumerate(whole.splitlines(), 1)]
-        if lines:
+        begun = len(lines) > 1  # settings alone are those of a run that came to nothing
+        if begun:
             self._compare(lines[0].get("settings"))
             self.records = {record["id"]: record for record in lines[1:]}
-        os.ftruncate(self._file, len(whole) if lines else 0)
-        if not lines:
+        os.ftruncate(self._file, len(whole) if begun else 0)
+        if not begun:
             self._write({"schema": SCHEMA, "settings": self._settings})
 
     def _parsed(self, line: bytes, number: int) -> Json:

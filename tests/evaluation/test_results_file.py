@@ -91,6 +91,13 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) == 1
 
 
+def test_settings_under_which_nothing_was_answered_may_change(tmp_path: Path) -> None:
+    """As after an engine that did not start for one of them."""
+    path = tmp_path / "r.jsonl"
+    filled(path, 0, seed=1)
+    assert filled(path, 1) == filled(tmp_path / "anew.jsonl", 1)
+
+
 @pytest.mark.parametrize(
     "content", [b"my notes", b"my notes\n", b'{"schema": "other", "x": 1}\n', b"\0\0\0", b"\xff\xfe"]
 )
