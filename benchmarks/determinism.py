@@ -36,6 +36,9 @@ WORKLOADS = {
 }
 """Requests, tokens of each prompt, tokens of each answer. Of "decode" the first token is not counted."""
 
+SLOW, SLOW_WORKLOADS = "no compiler", ("decode 1", "decode 8")
+"""One token at a time: nobody would wait for the others."""
+
 PAIRS = [("tiny", "float32", 0), ("tiny", "bfloat16", 0), ("mid", "float32", 5), ("mid", "bfloat16", 5)]
 """Preset, dtype, layers (0: all)."""
 
@@ -93,13 +96,14 @@ def measure(preset: str, dtype: str, model: Path, modes: list[str], rounds: int)
     engines = {mode: start(mode, model, dtype) for mode in modes}
     results = []
     for name, shape in WORKLOADS.items():
-        found: dict[str, list[list[float]]] = {mode: [] for mode in modes}
+        compared = [mode for mode in modes if mode != SLOW or name in SLOW_WORKLOADS]
+        found: dict[str, list[list[float]]] = {mode: [] for mode in compared}
         for number in range(rounds + 1):  # the first warms up
-            for mode, engine in engines.items():
-                seconds = [float(part) for part in engine.ask(" ".join(map(str, shape))).split()]
+            for mode in compared:
+                seconds = [float(part) for part in engines[mode].ask(" ".join(map(str, shape))).split()]
                 if number:
                     found[mode].append(seconds)
-        for mode in modes[1:]:
+        for mode in compared[1:]:
             pairs = list(zip(found["normal"], found[mode], strict=True))
             cost = {
                 by: round(statistics.median(b[i] / a[i] for a, b in pairs), 3)

@@ -170,16 +170,18 @@ def test_prefixes_that_others_computed(case: Case) -> None:
 
 
 def test_preempted_again_and_again(case: Case) -> None:
-    schedule = case.backend.scheduler.schedule
-    preempted = preemptions(case.backend)
-    try:
-        preempt_all_every(case.backend, 3)
-        for chunk in CHUNKS[1:]:
+    """As often as leaves time for a prompt whose logprobs are wanted: it begins anew each time."""
+    scheduler = case.backend.scheduler
+    for chunk, steps in zip(CHUNKS, (3, 9, 35), strict=True):
+        before = scheduler.schedule, scheduler._preempt_request
+        preempted = preemptions(case.backend)
+        preempt_all_every(case.backend, steps)
+        try:
             case.scheduled(chunk)
             case.check(together(case.backend, f"preempted {chunk}"), chunk)
-    finally:
-        case.backend.scheduler.schedule = schedule
-    assert preempted
+        finally:
+            scheduler.schedule, scheduler._preempt_request = before
+        assert preempted
 
 
 def test_whatever_is_verified_of_drafts(case: Case) -> None:

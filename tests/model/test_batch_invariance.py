@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import ranks
 from deepinfer_vllm.checkpoint.backends import BareBackend
 from deepinfer_vllm.checkpoint.bare import BareModel
+from deepinfer_vllm.models.deepseek_v41.parallel import sum_over_tp
+from deepinfer_vllm.models.deepseek_v41.verify_config import _invariance_problems
 from deepinfer_vllm.native import invariance, invariant
-from small_model import generator, make_step
+from small_model import generator, make_step, normal
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 LENGTHS = (100, 37, 61)
@@ -114,3 +118,31 @@ def test_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert torch.equal(found[-1], want[-1])
     finally:
         backend.close()
+
+
+def test_ranks_add_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order of an all-reduce is."""
+    monkeypatch.setattr(invariance, "_way", invariance.Way.ROWS)
+    parts = [normal(rank, 5, 33) * 10.0**rank for rank in range(3)]
+    for found in ranks.start(monkeypatch, tp=3).run(lambda rank: sum_over_tp(parts[rank])):
+        assert torch.equal(found, parts[0] + parts[1] + parts[2])
+
+
+@pytest.mark.usefixtures("switched_on")
+def test_what_would_move_sums_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def problems(*, eplb: bool = False, dp: int = 1, fp64: bool = False) -> list[str]:
+        parallel = SimpleNamespace(enable_eplb=eplb, data_parallel_size=dp)
+        model = SimpleNamespace(use_fp64_gumbel=fp64)
+        return _invariance_problems(
+            SimpleNamespace(parallel_config=parallel, model_config=model, speculative_config=object())
+        )
+
+    assert problems(dp=2) == []
+    assert problems(eplb=True) == ["--enable-eplb=True (must be off under VLLM_BATCH_INVARIANT=1)"]
+    assert problems(fp64=True) == ["--use-fp64-gumbel=True (must be off with drafts under VLLM_BATCH_INVARIANT=1)"]
+    monkeypatch.setattr(invariant, "library", lambda: None)
+    assert problems(dp=2) == [
+        "--data-parallel-size=2 (must be 1 without compiled kernels under VLLM_BATCH_INVARIANT=1)"
+    ]
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT")
+    assert problems(eplb=True, dp=2, fp64=True) == []

@@ -59,3 +59,12 @@ def test_ascending_puts_the_invalid_last() -> None:
     indices = torch.tensor([[5, 0, 3, 9], [1, 2, 3, 0], [4, 8, 6, 7]])
     valid = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])
     assert ascending(indices, valid).tolist() == [[3, 5, 9, -1], [-1, -1, -1, -1], [4, 6, 7, 8]]
+
+
+def test_fewer_in_order_are_the_first_of_more() -> None:
+    """Ties and all, which `torch.topk` breaks by how many are asked for."""
+    scores = (2 * torch.randn(40, 500, generator=torch.Generator().manual_seed(0))).round()
+    most = stable_topk(scores, 500, in_order=True)
+    assert torch.equal(most, scores.sort(dim=-1, descending=True, stable=True).indices)
+    for k in (1, 2, 3, 20):
+        assert torch.equal(stable_topk(scores, k, in_order=True), most[:, :k])

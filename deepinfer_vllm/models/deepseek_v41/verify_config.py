@@ -89,14 +89,15 @@ def verify_engine(vllm_config: Any) -> None:
         )
         if bad
     ]
-    problems += speculation_problems(vllm_config) + _invariance_problems(vllm_config.parallel_config)
+    problems += speculation_problems(vllm_config) + _invariance_problems(vllm_config)
     if problems:
         raise ValueError(f"The portable DeepSeek-V4.1 cannot run with {', '.join(problems)}. Change these")
 
 
-def _invariance_problems(parallel: Any) -> list[str]:
+def _invariance_problems(vllm_config: Any) -> list[str]:
     """Of VLLM_BATCH_INVARIANT=1. One token at a time is said, for it takes as many times the time."""
-    way = invariance.way()
+    way, parallel = invariance.way(), vllm_config.parallel_config
+    drafts = vllm_config.speculative_config is not None
     if way is invariance.Way.TOKENS:
         logger.warning(
             "VLLM_BATCH_INVARIANT=1 computes one token at a time here: only on a CPU with a C compiler, and without "
@@ -106,6 +107,13 @@ def _invariance_problems(parallel: Any) -> list[str]:
         f"{flag}={value} (must be {allowed} under VLLM_BATCH_INVARIANT=1)"
         for flag, value, allowed, bad in (
             ("--enable-eplb", True, "off", bool(way.value) and parallel.enable_eplb),
+            # Drafts are judged by noise in float32, which must be the noise of sampling.
+            (
+                "--use-fp64-gumbel",
+                True,
+                "off with drafts",
+                bool(way.value) and drafts and vllm_config.model_config.use_fp64_gumbel,
+            ),
             (
                 "--data-parallel-size",
                 parallel.data_parallel_size,
