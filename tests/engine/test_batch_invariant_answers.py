@@ -110,7 +110,7 @@ def started(checkpoint: Path, root: Path, kind: str, dtype: str) -> Iterator[Eng
 def invariant() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_BATCH_INVARIANT", "1")
-        patch.setenv("DEEPINFER_VLLM_DSPARK_BUDGET", "fixed")
+        patch.delenv("DEEPINFER_VLLM_DSPARK_BUDGET", raising=False)  # a budget goes by the clock: it may
         yield
     invariance._way = invariance.Way.NONE
 
@@ -188,7 +188,7 @@ def test_whatever_is_verified_of_drafts(case: Case) -> None:
     """Any number of drafts in any step, and blocks left out."""
     if case.kind != "DSpark":
         pytest.skip("drafts nothing")
-    with whims(case.backend, drafting=0.5) as dice:
+    with whims(case.backend, drafting=0.8) as dice:
         for chunk in CHUNKS[1:]:
             case.scheduled(chunk)
             case.check(together(case.backend, f"whims {chunk}"), chunk)
