@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from deepinfer_vllm import __version__
+from deepinfer_vllm import __version__, envs
 from deepinfer_vllm.evaluation.errors import EvaluationError
 from deepinfer_vllm.evaluation.task import Task
 
@@ -66,9 +66,9 @@ class Settings:
             "weights": directory_digest(Path(model)) if Path(model).is_dir() else None,
             **own,
             "environment": {
-                name: value
-                for name, value in sorted(os.environ.items())
-                if name.startswith("DEEPINFER_VLLM_") or name in ("VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER")
+                name: os.environ[name]
+                for name in (*envs.TABLE, "VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER")
+                if os.environ.get(name)
             },
             "versions": {"deepinfer-vllm": __version__, "vllm": version("vllm")},
         }
