@@ -17,7 +17,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 8, TILE_ROWS = 4, TILE_OUTPUTS = 3, BLOCK_VALUES = 1 << 14, PARALLEL_VALUES = 1 << 16, HEADS = 32 };
+enum { LANES = 8, TILE_ROWS = 4, TILE_OUTPUTS = 3, TILE = TILE_ROWS * TILE_OUTPUTS, ROW_OUTPUTS = 8, BLOCK_VALUES = 1 << 14, PARALLEL_VALUES = 1 << 16, HEADS = 32 };
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
@@ -53,19 +53,21 @@ INLINE float total(lanes a)
  * are added as `total` has it. A tile is several inner products at once. */
 INLINE void tile(const float *x, const float *w, float *out, long n, long k, int rows, int outputs)
 {
-    lanes sums[TILE_ROWS][TILE_OUTPUTS] = {{{0}}};
+    lanes sums[TILE] = {{0}};
     long i = 0;
     for (; i + LANES <= k; i += LANES)
         for (int t = 0; t < rows; t++)
             for (int j = 0; j < outputs; j++)
-                sums[t][j] = fma_lanes(load(x + t * k + i), load(w + j * k + i), sums[t][j]);
+                sums[t * outputs + j] =
+                    fma_lanes(load(x + t * k + i), load(w + j * k + i), sums[t * outputs + j]);
     if (i < k)
         for (int t = 0; t < rows; t++)
             for (int j = 0; j < outputs; j++)
-                sums[t][j] = fma_lanes(load_some(x + t * k + i, k - i), load_some(w + j * k + i, k - i), sums[t][j]);
+                sums[t * outputs + j] = fma_lanes(load_some(x + t * k + i, k - i), load_some(w + j * k + i, k - i),
+                                                  sums[t * outputs + j]);
     for (int t = 0; t < rows; t++)
         for (int j = 0; j < outputs; j++)
-            out[t * n + j] = total(sums[t][j]);
+            out[t * n + j] = total(sums[t * outputs + j]);
 }
 
 /* out [rows, n] with its first `outputs` columns written: x [rows, k] times the transpose of w [outputs, k]. */
@@ -82,8 +84,8 @@ static void products(const float *x, const float *w, float *out, long rows, long
     }
     for (; t < rows; t++) {
         long j = 0;
-        for (; j + TILE_OUTPUTS <= outputs; j += TILE_OUTPUTS)
-            tile(x + t * k, w + j * k, out + t * n + j, n, k, 1, TILE_OUTPUTS);
+        for (; j + ROW_OUTPUTS <= outputs; j += ROW_OUTPUTS)
+            tile(x + t * k, w + j * k, out + t * n + j, n, k, 1, ROW_OUTPUTS);
         for (; j < outputs; j++)
             tile(x + t * k, w + j * k, out + t * n + j, n, k, 1, 1);
     }
