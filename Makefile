@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router gpu-pack soak lmcache nixl wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router gpu-pack soak lmcache nixl wheel clean bench-eplb
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ bench-router: $(INSTALLED) ## speed of the router beside vllm-router, which is i
 	    echo "make: no vllm-router 0.1.17: its rows will be absent" >&2
 	@missed=0; $(BIN)/python benchmarks/router.py $$(test -x $(VLLM_ROUTER) && echo --vllm-router $(VLLM_ROUTER)) || missed=1; \
 	    for part in $(wildcard benchmarks/router_policies.py); do $(BIN)/python $$part || missed=1; done; exit $$missed
+
+bench-eplb: $(INSTALLED) ## balance of experts under our placements and others' on replayed loads; 10 minutes
+	$(BIN)/python benchmarks/eplb.py
 
 gpu-pack: $(INSTALLED) ## what a GPU host with vLLM 0.33 and no network needs of this project, into build/gpu/
 	PYTHON=$(BIN)/python bash benchmarks/gpu/pack.sh build/gpu

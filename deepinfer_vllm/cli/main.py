@@ -16,6 +16,7 @@ from deepinfer_vllm.cli import (
     demo,
     doctor,
     dspark,
+    eplb,
     eval,
     kvstore,
     kvstore_operators,
@@ -41,6 +42,7 @@ app.command("dspark-trace")(dspark.trace)
 kvstore_operators.add_to(kvstore.app)
 kvstore.app.command()(kvstore_rebuild.rebuild)
 app.add_typer(kvstore.app)
+app.add_typer(eplb.app)
 app.command("router")(router.router)
 app.command("mock-engine")(mock_engine.mock_engine)
 app.add_typer(simulate.app)

@@ -8,7 +8,7 @@ Array = Any
 
 MAX_ROWS = 256
 """Steps beyond so many are added up with their neighbours: what lasts longer than that is what a placement can use."""
-WANDER = 0.2
+WANDER = 0.1
 """Standard deviation, as a part of its load, of how far an expert may go from the window's until the next time."""
 
 

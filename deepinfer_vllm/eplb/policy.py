@@ -17,6 +17,8 @@ Array = Any
 
 WORTH = 2e-5
 """What moe_lb of a layer has to fall for each slot that changes."""
+TRIES, FEW_SLOTS = 16, 128
+"""Replacements tried for what they make possible, where slots are few and one more matters."""
 LEAST_NOISE = 0.005
 """Of a rank's load in a step, as a part of it, however many tokens there are."""
 
@@ -76,10 +78,12 @@ class _Layer:
     def anew(self, physical: int) -> Array:
         """[physical] slots, for whatever lies there now."""
         from deepinfer_vllm.eplb.packing import pack
-        from deepinfer_vllm.eplb.search import improve
+        from deepinfer_vllm.eplb.search import explore, improve
 
         slots = pack(self.sums, self.ranks, physical, self.nodes)
         improve(slots, self.ranks, self.nodes, self.moments, self.worth / 16, physical)
+        if physical <= FEW_SLOTS:
+            explore(slots, self.ranks, self.nodes, self.moments, self.worth, TRIES)
         return slots
 
     def changed(self, start: Array, most: int | None = None) -> tuple[Array, Array, Array]:

@@ -86,26 +86,39 @@ def _held(slots: Array, ranks: int, nodes: int, moments: Array) -> Held:
 
 @compiled
 def _changes(held: Held, start: Array, least: float, most: int, gains: list[float], moved: list[int]) -> None:
-    """Replacements, then swaps between all pairs of ranks, until none gains `least`; adds to `gains` and `moved`."""
+    """Replacements and swaps until none gains `least`; adds to `gains` and `moved`."""
+    own = np.diag(held.moments).copy()
+    nothing = np.zeros((1, 1), np.bool_)
+    busy = True
+    while busy:
+        before = len(gains)
+        wanted = _wanted(own, held.replicas)
+        while len(gains) <= most:
+            gain = _replace(held, wanted, least, nothing)
+            if gain <= 0:
+                break
+            gains.append(gain)
+            moved.append((held.slots != start).sum())
+        _swaps(held, start, least, most, gains, moved)
+        busy = len(gains) > before
+
+
+@compiled
+def _wanted(own: Array, replicas: Array) -> Array:
+    return np.argsort(-own / replicas**2, kind="mergesort")[:WANTED]
+
+
+@compiled
+def _swaps(held: Held, start: Array, least: float, most: int, gains: list[float], moved: list[int]) -> None:
+    """Swaps between all pairs of ranks, until none gains `least`."""
     ranks = len(held.pull)
     scratch = np.empty((3, len(held.slots) // ranks))
-    own = np.diag(held.moments).copy()
     changed: Array = np.zeros(ranks, np.int64)  # at which look the rank last changed
     seen = np.full((ranks, ranks), -1)  # at which look the pair was last tried
     look = 0
     busy = True
     while busy:
         busy = False
-        wanted = np.argsort(-own / held.replicas**2, kind="mergesort")[:WANTED]
-        while len(gains) <= most:
-            gain = _replace(held, wanted, least)
-            if gain <= 0:
-                break
-            look += 1
-            changed[:] = look
-            busy = True
-            gains.append(gain)
-            moved.append((held.slots != start).sum())
         for a in range(ranks):
             for b in range(a + 1, ranks):
                 while len(gains) <= most and seen[a, b] < max(changed[a], changed[b]):
@@ -118,6 +131,27 @@ def _changes(held: Held, start: Array, least: float, most: int, gains: list[floa
                         busy = True
                         gains.append(gain)
                         moved.append((held.slots != start).sum())
+
+
+@compiled
+def explore(slots: Array, ranks: int, nodes: int, moments: Array, least: float, tries: int) -> None:
+    """Change `slots` in place by replacements that lose by themselves and gain with what they make possible."""
+    best = objective(slots, ranks, moments)
+    own = np.diag(moments).copy()
+    tried = np.zeros((len(moments), len(moments)), np.bool_)
+    for _ in range(tries):
+        held = _held(slots.copy(), ranks, nodes, moments)
+        _replace(held, _wanted(own, held.replicas), -np.inf, tried)
+        if (held.slots == slots).all():
+            break
+        gains, moved = [0.0], [0]
+        _swaps(held, slots, least, len(slots), gains, moved)
+        _changes(held, slots, least, 2 * len(slots), gains, moved)
+        value = _objective(held)
+        if value < best - least:
+            best = value
+            slots[:] = held.slots
+            tried[:] = False
 
 
 @compiled
@@ -165,11 +199,12 @@ def _swap(held: Held, a: int, b: int, least: float, scratch: Array) -> float:
 
 
 @compiled
-def _replace(held: Held, wanted: Array, least: float) -> float:
+def _replace(held: Held, wanted: Array, least: float, tried: Array) -> float:
     """The best slot to take from an expert of several replicas for one of `wanted`, done if it gains; the gain, or 0.
 
     Of an expert x in r slots, c_k of them on rank k, rank k then computes more by c_k / (r (r - 1)), and the rank that
-    loses one computes less by 1 / (r - 1); of a wanted y the others compute less by c_k / (r (r + 1)).
+    loses one computes less by 1 / (r - 1); of a wanted y the others compute less by c_k / (r (r + 1)). `tried` [E, E],
+    or [1, 1] for none: pairs x, y to leave out, to which this one is added.
     """
     slots, moments, replicas, copies, pull = held.slots, held.moments, held.replicas, held.copies, held.pull
     per_rank, per_node = len(slots) // len(pull), held.ranks_per_node
@@ -187,6 +222,8 @@ def _replace(held: Held, wanted: Array, least: float) -> float:
         without += lost * (lost * moments[x, x] - 2 * (pull[at, x] + more * copies[x, at] * moments[x, x]))
         for n in range(len(wanted)):
             y = wanted[n]
+            if len(tried) > 1 and tried[x, y]:
+                continue
             if copies[y, at] > 0 or (per_node < len(pull) and copies[y, first : first + per_node].sum() == 0):
                 continue
             part = 1.0 / (replicas[y] + 1)
@@ -197,6 +234,8 @@ def _replace(held: Held, wanted: Array, least: float) -> float:
                 best, best_slot, best_y = gain, slot, y
     if best_slot < 0:
         return 0.0
+    if len(tried) > 1:
+        tried[slots[best_slot], best_y] = True
     _give(held, best_slot, best_y)
     return best
 

@@ -3,6 +3,7 @@
 import json
 import os
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,19 @@ import numpy as np
 
 from deepinfer_vllm.eplb.errors import EplbError
 
-MAX_BYTES = 4 << 30
+MAX_BYTES = 1 << 30
+"""Unpacked: four times what an engine records at most."""
+UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    MemoryError,
+)
+"""What zipfile, numpy and json raise for files that are damaged or none."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +59,11 @@ def read(path: Path) -> LoadTrace:
                 raise EplbError(f"{path}: no array named {min(missing)}: not a trace of expert loads")
             counts, raw = stored["counts"], stored["meta"]
         meta = json.loads(raw.tobytes())
-    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, EplbError):
-            raise
-        raise EplbError(f"{path}: not a trace of expert loads: {error}") from None
+    except EplbError:
+        raise
+    except UNREADABLE as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise EplbError(f"{path}: not a trace of expert loads: {why}") from None
     if not isinstance(meta, dict):
         raise EplbError(f"{path}: meta is a {type(meta).__name__}, not an object")
     return LoadTrace(_checked(counts, str(path)), meta)
