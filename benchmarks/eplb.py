@@ -85,12 +85,9 @@ def _seconds(window: int) -> float:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="name of a trace; may be repeated; default: all")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=ROOT / "benchmarks" / "results",
-        help="for eplb.json, .md and .png; default: %(default)s",
-    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="traces at once; default: one a core")
+    results = ROOT / "benchmarks" / "results"
+    parser.add_argument("--out", type=Path, default=results, help="for eplb.json, .md and .png; default: %(default)s")
     return parser.parse_args()
 
 

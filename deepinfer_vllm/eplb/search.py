@@ -88,7 +88,7 @@ def _held(slots: Array, ranks: int, nodes: int, moments: Array) -> Held:
 def _changes(held: Held, start: Array, least: float, most: int, gains: list[float], moved: list[int]) -> None:
     """Replacements and swaps until none gains `least`; adds to `gains` and `moved`."""
     own = np.diag(held.moments).copy()
-    nothing = np.zeros((1, 1), np.bool_)
+    nothing: Array = np.zeros((1, 1), np.bool_)
     busy = True
     while busy:
         before = len(gains)
@@ -138,7 +138,7 @@ def explore(slots: Array, ranks: int, nodes: int, moments: Array, least: float, 
     """Change `slots` in place by replacements that lose by themselves and gain with what they make possible."""
     best = objective(slots, ranks, moments)
     own = np.diag(moments).copy()
-    tried = np.zeros((len(moments), len(moments)), np.bool_)
+    tried: Array = np.zeros((len(moments), len(moments)), np.bool_)
     for _ in range(tries):
         held = _held(slots.copy(), ranks, nodes, moments)
         _replace(held, _wanted(own, held.replicas), -np.inf, tried)
