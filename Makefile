@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router gpu-pack soak lmcache nixl wheel clean bench-eplb
+.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb gpu-pack soak lmcache nixl wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

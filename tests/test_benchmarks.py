@@ -15,6 +15,7 @@ SCRIPTS = [
     "dspark_budget.py",
     "dspark.py",
     "dspark_grammar.py",
+    "eplb.py",
     "kvstore.py",
     "kvstore_ec.py",
     "kvstore_engine.py",

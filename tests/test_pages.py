@@ -31,6 +31,7 @@ PAGE_OF = {
     "costmodel": "router",
     "simulator": "router",
     "deepinfer_vllm/scheduling": "scheduling",
+    "deepinfer_vllm/eplb": "eplb",
     "deepinfer_vllm/spec_decode": "dspark",
     "deepinfer_vllm/training": "dspark",
     "deepinfer_vllm/evaluation": "evaluation",

@@ -14,7 +14,7 @@ import torch
 from deepinfer_vllm.eplb.agreement import Agreement
 from deepinfer_vllm.eplb.errors import EplbError
 from deepinfer_vllm.eplb.moe_lb import replica_counts
-from deepinfer_vllm.eplb.policy import place
+from deepinfer_vllm.eplb.policy import place, prepare
 from deepinfer_vllm.eplb.stats import BalanceStats
 
 logger = logging.getLogger("vllm.deepinfer")
@@ -29,10 +29,15 @@ class StepPolicy:
     def __init__(
         self, next_counts: Callable[[], Any], max_moves: int | None, agreement: Agreement, stats: BalanceStats
     ) -> None:
-        """next_counts: [T, L, E] for the coming call, None if there are none."""
+        """next_counts: [T, L, E] for the coming call, None if there are none.
+
+        Compiles what the first rank decides with, before there is anything to serve.
+        """
         self._next_counts, self._max_moves = next_counts, max_moves
         self._agreement, self._stats = agreement, stats
         self._said = False
+        if agreement.is_first:
+            prepare()
 
     def rebalance_experts(
         self,
