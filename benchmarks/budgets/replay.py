@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgets.curves import POSITIONS, Curve, Reading, fitted
-from budgets.rules import Always, Oracle, Ours, Rule, Step, Upstream, measured
+from budgets.rules import Ahead, Always, Oracle, Ours, Rule, Step, Upstream, measured
 from budgets.texts import MadeUp, overconfident
 
 NOISE, STALLS, STALL = 0.03, 0.01, 30.0
@@ -106,6 +106,9 @@ RULES.update(
         ),
         "delayed": lambda scene, random: Ours(
             "delayed", measured(scene.curve, scene.measured_at, scene.requests, random)
+        ),
+        "ahead": lambda scene, random: Ahead(
+            measured(scene.curve, scene.measured_at, scene.requests, random), scene.requests
         ),
         "oracle": lambda scene, random: Oracle(),
     }

@@ -12,6 +12,7 @@ from budgets.curves import POSITIONS, Curve, captured
 from deepinfer_vllm.spec_decode.budget import allot, delayed, ranked, survival
 from deepinfer_vllm.spec_decode.controller import Controller
 from deepinfer_vllm.spec_decode.cost_table import CostTable
+from deepinfer_vllm.spec_decode.forecast import Forecast
 from deepinfer_vllm.spec_decode.settings import Form, Settings
 
 Floats = NDArray[np.float64]
@@ -93,6 +94,30 @@ class Ours:
             self.controller.observe_draft(requests, context, draft_s)
         if step.have:
             self.controller.verified(step.confidences, drafts, accepted)
+
+
+class Ahead(Ours):
+    """Ours where a step is launched before its drafts are drawn: by a forecast from those of the step before."""
+
+    def __init__(self, costs: CostTable, requests: int) -> None:
+        super().__init__("delayed", costs)
+        self._forecast = Forecast(requests, POSITIONS)
+        self._waiting: Step | None = None
+
+    def decide(self, step: Step) -> tuple[Ints, bool]:
+        """See Rule."""
+        requests = len(step.chances)
+        context = int(requests * step.context)
+        if self._waiting is not None:
+            self._forecast.saw(np.arange(requests), self.controller.survivals(self._waiting.confidences))
+        self._waiting = step if step.have else None
+        if not step.have:
+            return np.zeros(requests, dtype=np.int64), self.controller.wants_drafts(requests, context)
+        if not self._forecast.known:
+            return np.full(requests, POSITIONS), True
+        survivals = self._forecast.of(np.arange(requests))
+        plan = self.controller.plan_ahead(survivals, np.full(requests, POSITIONS), requests, context, requests)
+        return plan.drafts, plan.drafting
 
 
 class Upstream(Deaf):

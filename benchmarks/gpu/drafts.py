@@ -1,9 +1,12 @@
 """DSpark on a GPU: one engine, one way to choose drafts, tokens per second by the number of requests.
 
-Ways, each a process: `none`; `fixed`, every draft verified; `upstream`, vLLM's adaptive verification; `ours`, the same
-manager with this project's costs, rule and calibration.
+Ways, each a process: `none`; `fixed`, all drafts verified; `upstream`, vLLM's adaptive verification; `graphs`, the same
+manager with this project's costs, rule and calibration; `ours`, method dspark alone, without any other option.
 
-Example: for way in none fixed upstream ours; do python benchmarks/gpu/drafts.py $way /tmp/wide /tmp/out; done
+Drafts of random weights all fall. vLLM's synthetic rejection lets them stand as often as is asked: by position alone,
+so there is nothing in a draft's confidence, and a budget can only choose how many of each request it verifies.
+
+Example: for way in none fixed upstream graphs ours; do python benchmarks/gpu/drafts.py $way /tmp/wide /tmp/out; done
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
 
-WAYS = ("none", "fixed", "upstream", "ours")
+WAYS = ("none", "fixed", "upstream", "graphs", "ours")
+RATES = [0.81, 0.62, 0.43, 0.28, 0.15]
+"""Of drafts that stand, by position: accepted length 3.29, as DeepSeek publishes it."""
 GRAPHS = [1, 2, 4, 8, 16, 32, 60, 64, 96, 128, 192, 256, 360, 480, 576, 768, 1152]
 """Sizes of captured graphs: of the numbers of requests, alone and with all drafts, and some between."""
 
@@ -31,8 +36,11 @@ def engine(args: argparse.Namespace) -> Any:
 
     speculative = None
     if args.way != "none":
-        adaptive = args.way in ("upstream", "ours")
-        speculative = {"method": "dspark", "num_speculative_tokens": 5, "enable_adaptive_verification": adaptive}
+        speculative = {"method": "dspark", "num_speculative_tokens": 5}
+        if args.way in ("upstream", "graphs"):
+            speculative["enable_adaptive_verification"] = True
+        if args.rates:
+            speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": args.rates}
     return LLM(
         str(args.checkpoint),
         dtype="bfloat16",
@@ -43,6 +51,7 @@ def engine(args: argparse.Namespace) -> Any:
         max_num_seqs=max(args.requests),
         kv_cache_memory_bytes=args.kv_gb << 30,
         speculative_config=speculative,
+        enforce_eager=args.eager,
         compilation_config={"cudagraph_capture_sizes": GRAPHS},
         enable_prefix_caching=True,
         disable_log_stats=False,
@@ -60,6 +69,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="that each request decodes; default: 256")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--kv-gb", type=int, default=24, help="KV cache on the GPU, GiB; default: 24")
+    parser.add_argument(
+        "--rates", type=float, nargs="*", default=RATES, help=f"synthetic; default: {RATES}; none: real"
+    )
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     args = parser.parse_args()
     if args.way in ("fixed", "upstream"):
         os.environ["DEEPINFER_VLLM_DSPARK_BUDGET"] = "fixed"
@@ -78,15 +91,20 @@ def main() -> None:
         llm.generate([{"prompt_token_ids": p} for p in prompts[:requests]], params, use_tqdm=False)
         return time.perf_counter() - begin
 
+    clock = Clock(llm)
     for requests in args.requests:
-        run(requests, 8)  # its prompts are in the prefix cache from here on
-        before = counts(llm)
-        speeds = [
-            requests * (args.tokens - 1) / (run(requests, args.tokens) - run(requests, 1)) for _ in range(args.rounds)
-        ]
+        run(requests, args.tokens)  # its prompts are in the prefix cache from here on, and costs are learnt
+        before, speeds, steps = counts(llm), [], []
+        for _ in range(args.rounds):
+            first = run(requests, 1)
+            clock.clear()
+            seconds = run(requests, args.tokens) - first
+            speeds.append(requests * (args.tokens - 1) / seconds)
+            steps.append(clock.read())
         after = counts(llm)
         results["requests"][str(requests)] = {
             "tokens_per_s": speeds,
+            "steps": steps,
             "counts": {name: after[name] - before.get(name, 0) for name in after},
         }
         print(f"{args.way}: {requests} requests: {statistics.median(speeds):.0f} tokens/s", flush=True)
@@ -98,6 +116,53 @@ def counts(llm: Any) -> dict[str, float]:
     """What vLLM and this project count of drafts."""
     kept = ("spec_decode", "deepinfer_dspark")
     return {m.name: float(m.value) for m in llm.get_metrics() if hasattr(m, "value") and any(k in m.name for k in kept)}
+
+
+class Clock:
+    """Steps of an engine in this process: how many, the tokens they computed, and the host's time for deciding."""
+
+    def __init__(self, llm: Any) -> None:
+        runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        self.clear()
+        prepare = runner.prepare_inputs
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            batch = prepare(*args, **kwargs)
+            self.steps.append((batch.num_reqs, batch.num_tokens, self.deciding))
+            self.deciding = 0.0
+            return batch
+
+        runner.prepare_inputs = counted
+        verifier = runner.adaptive_verification
+        for name in ("began", "get_num_tokens", "verified", "wants_drafts", "drafted", "record_confidences"):
+            if hasattr(verifier, name):
+                setattr(verifier, name, self._timed(getattr(verifier, name)))
+
+    def _timed(self, call: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.deciding += time.perf_counter() - begin
+
+        return timed
+
+    def clear(self) -> None:
+        """Forget what was counted."""
+        self.steps: list[tuple[int, int, float]] = []
+        self.deciding = 0.0
+
+    def read(self) -> dict[str, float]:
+        """Of the steps since: their number, tokens a request computed, and microseconds of deciding."""
+        deciding = sorted(1e6 * seconds for _, _, seconds in self.steps)
+        return {
+            "steps": len(self.steps),
+            "tokens a request": sum(tokens for _, tokens, _ in self.steps)
+            / sum(requests for requests, _, _ in self.steps),
+            "deciding_us": statistics.median(deciding),
+            "deciding_us_p90": deciding[int(0.9 * len(deciding))],
+        }
 
 
 if __name__ == "__main__":

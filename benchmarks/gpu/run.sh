@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # All measurements of this folder, on a GPU host with vLLM 0.33 and what pack.sh packed on PYTHONPATH.
 #
-#   usage: run.sh OUT [PART ...]      parts: doctor oracle store fs drafts; default: all. Logs and JSON go to OUT.
+#   usage: run.sh OUT [PART ...]      parts: doctor oracle store fs pair drafts; default: all. Logs and JSON go to OUT.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "$1"); shift
-parts=${*:-doctor oracle store fs drafts}
+parts=${*:-doctor oracle store fs pair drafts}
 work=${WORK:-/tmp/deepinfer-gpu}
 mkdir -p "$out" "$work/states"
 begin=$(date +%s)
@@ -43,9 +43,12 @@ for part in $parts; do case $part in
             said "$step: exit code $?"; grep -E "^$step:" "$out/$step.log"
         done ;;
     drafts)
-        for way in ${WAYS:-none fixed upstream ours}; do
-            timeout 300 python3 "$here/drafts.py" $way "$work/wide" "$out" > "$out/drafts-$way.log" 2>&1
+        for way in ${WAYS:-none fixed upstream graphs ours}; do
+            timeout 300 python3 "$here/drafts.py" $way "$work/wide" "$out" ${DRAFTS:-} > "$out/drafts-$way.log" 2>&1
             said "drafts, $way: exit code $?"; grep -E "^$way:" "$out/drafts-$way.log"
         done ;;
-    *) echo "run.sh: no part $part: choose from doctor, oracle, store, fs, drafts" >&2; exit 2 ;;
+    pair)
+        timeout 300 python3 "$here/pair.py" "$work/pair" "$out" > "$out/pair.log" 2>&1
+        said "pair: exit code $?"; grep -E "^(none|auto|fixed)[,:]" "$out/pair.log" ;;
+    *) echo "run.sh: no part $part: choose from doctor, oracle, store, fs, pair, drafts" >&2; exit 2 ;;
 esac; done

@@ -1,6 +1,7 @@
-"""DSpark on the host: our speculator in place of vLLM's, and runner V2, which it needs, without being asked for it.
+"""DSpark with our speculator in place of vLLM's, decided by our rule, and with what vLLM asks for it left out.
 
-On CUDA, our rule in vLLM's own manager.
+That is runner V2, which it needs, without being asked for it, and no CUDA graphs. Where vLLM's own adaptive
+verification is asked for and has its graphs, our rule decides in vLLM's manager.
 """
 
 import functools
@@ -10,15 +11,16 @@ from deepinfer_vllm.compat.late import after_import
 
 
 def provide_dspark() -> None:
-    """Let method "dspark" just work on a CPU; on CUDA, decide about drafts where vLLM does."""
-    from vllm.platforms import current_platform
+    """Let method "dspark" just work, on any device whose runner is vLLM's V2."""
+    from vllm.triton_utils import HAS_TRITON
 
-    if current_platform.is_cuda():
-        after_import("vllm.v1.worker.gpu.spec_decode.adaptive_verification", decide_by_our_rule)
-    if current_platform.is_cpu():
+    if not HAS_TRITON:
         _choose_v2()
-        _need_no_graphs()
-        _build_ours(type(current_platform))
+    _need_no_graphs()
+    after_import("vllm.v1.worker.gpu.spec_decode.adaptive_verification", decide_by_our_rule)
+    after_import("vllm.v1.worker.gpu.spec_decode", hook_speculator)
+    after_import("vllm.v1.worker.gpu.model_runner", hook_runner)
+    after_import("vllm.v1.worker.gpu_worker", start_after_warm_up)
 
 
 def _choose_v2() -> None:
@@ -42,7 +44,7 @@ def _choose_v2() -> None:
 
 
 def _need_no_graphs() -> None:
-    """Take `enable_adaptive_verification` for what our verifier does anyway; vLLM refuses it without CUDA graphs."""
+    """Where vLLM would refuse `enable_adaptive_verification` for want of CUDA graphs, take it for what ours does."""
     from vllm.config import VllmConfig
 
     from deepinfer_vllm import envs
@@ -55,7 +57,8 @@ def _need_no_graphs() -> None:
     def validate_or_take_over(self: Any) -> None:
         speculative = self.speculative_config
         asked = speculative is not None and speculative.enable_adaptive_verification
-        if asked and speculative.method == "dspark":
+        graphs = self.compilation_config.cudagraph_mode.has_full_cudagraphs()
+        if asked and speculative.method == "dspark" and not graphs:
             if envs.DEEPINFER_VLLM_DSPARK_BUDGET == "fixed":
                 raise ValueError(
                     "enable_adaptive_verification=true in --speculative-config asks for what "
@@ -68,77 +71,58 @@ def _need_no_graphs() -> None:
     VllmConfig._validate_adaptive_verification = validate_or_take_over
 
 
-def _build_ours(platform: Any) -> None:
-    """As a worker starts, and before it imports its runner, put our speculator where runners look for one."""
-    register = platform.register_triton_kernel_overrides.__func__
-    if hasattr(register, "deepinfer_dspark"):
-        return
-
-    @functools.wraps(register)
-    def register_and_hook(cls: Any) -> None:
-        register(cls)
-        hook_speculator()
-
-    register_and_hook.deepinfer_dspark = True  # type: ignore[attr-defined]
-    platform.register_triton_kernel_overrides = classmethod(register_and_hook)
-
-
-def hook_speculator() -> None:
-    """Build our speculator for method "dspark"; the runner takes the function from its package by name."""
-    import sys
-
-    from vllm.v1.worker.gpu import spec_decode
-
-    build = spec_decode.init_speculator
+def hook_speculator(module: Any) -> None:
+    """Build our speculator for method "dspark", unless it is for vLLM's own adaptive verification."""
+    build = module.init_speculator
     if hasattr(build, "deepinfer_dspark"):
         return
 
     @functools.wraps(build)
     def build_ours(vllm_config: Any, device: Any, req_states: Any) -> Any:
-        if vllm_config.speculative_config.method != "dspark":
+        speculative = vllm_config.speculative_config
+        if speculative.method != "dspark" or speculative.enable_adaptive_verification:
             return build(vllm_config, device, req_states)
         from deepinfer_vllm.spec_decode.grammar_drafts import grammar_drafts
-        from deepinfer_vllm.spec_decode.speculator import HostSpeculator
+        from deepinfer_vllm.spec_decode.speculator import ControlledSpeculator
 
-        hook_host_runner()
-        speculator = HostSpeculator(vllm_config, device)
-        speculator.grammar = grammar_drafts(vllm_config)
+        speculator = ControlledSpeculator(vllm_config, device)
+        if device.type == "cpu":  # elsewhere drafts are drawn in graphs, and before the host knows of them
+            speculator.grammar = grammar_drafts(vllm_config)
         return speculator
 
     build_ours.deepinfer_dspark = True  # type: ignore[attr-defined]
-    spec_decode.init_speculator = build_ours
-    runner: Any = sys.modules.get("vllm.v1.worker.gpu.model_runner")
-    if runner is not None:
-        runner.init_speculator = build_ours
+    module.init_speculator = build_ours
 
 
-def hook_host_runner() -> None:
-    """Let runner V2 ask our verifier where its device is the host. Called as our speculator is built.
+def hook_runner(module: Any) -> None:
+    """Let runner V2 ask our verifier.
 
-    The runner has a place for the manager of adaptive verification, and fills it where CUDA graphs replay what it
-    trims. Ours, which needs none, is put there once the caches are there, and is called as vLLM's own would be.
+    It has a place for the manager of adaptive verification, and fills it where CUDA graphs replay what it trims. Ours,
+    which needs none, is put there once steps can be timed, and is called as vLLM's own would be.
     """
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
-    if hasattr(GPUModelRunner, "deepinfer_verifier"):
+    runner = module.GPUModelRunner
+    if hasattr(runner, "deepinfer_verifier"):
         return
-    GPUModelRunner.deepinfer_verifier = None
-    fill, execute, take = (
-        GPUModelRunner.initialize_kv_cache,
-        GPUModelRunner.execute_model,
-        GPUModelRunner.take_draft_token_ids,
-    )
+    runner.deepinfer_verifier = None
+    fill, execute, take = runner.initialize_kv_cache, runner.execute_model, runner.take_draft_token_ids
     extra = (None,) if hasattr(adaptive_verification, "AdmittedDraftCounts") else ()  # vLLM 0.33 also says which
+
+    def begin_to_decide(self: Any) -> None:
+        if self.speculator is None:
+            return
+        from deepinfer_vllm.spec_decode.speculator import ControlledSpeculator
+        from deepinfer_vllm.spec_decode.start import start
+
+        if isinstance(self.speculator, ControlledSpeculator) and self.speculator.decider is None:
+            self.deepinfer_verifier = start(self, extra)
 
     @functools.wraps(fill)
     def fill_and_start(self: Any, *args: Any, **kwargs: Any) -> None:
-        from deepinfer_vllm.spec_decode.speculator import HostSpeculator
-        from deepinfer_vllm.spec_decode.start import start
-
         fill(self, *args, **kwargs)
-        if isinstance(self.speculator, HostSpeculator):
-            self.deepinfer_verifier = start(self, extra)
+        if self.device.type == "cpu":
+            begin_to_decide(self)
 
     @functools.wraps(execute)
     def begin_and_execute(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,9 +139,28 @@ def hook_host_runner() -> None:
             drafts.draft_token_ids = [[] for _ in drafts.req_ids]
         return drafts
 
-    GPUModelRunner.initialize_kv_cache = fill_and_start
-    GPUModelRunner.execute_model = begin_and_execute
-    GPUModelRunner.take_draft_token_ids = take_what_was_drafted
+    runner.deepinfer_begin_to_decide = begin_to_decide
+    runner.initialize_kv_cache = fill_and_start
+    runner.execute_model = begin_and_execute
+    runner.take_draft_token_ids = take_what_was_drafted
+
+
+def start_after_warm_up(module: Any) -> None:
+    """On a device that is not the host, begin once kernels are compiled and graphs captured."""
+    warm_up = module.Worker.compile_or_warm_up_model
+    if hasattr(warm_up, "deepinfer_dspark"):
+        return
+
+    @functools.wraps(warm_up)
+    def warm_up_and_start(self: Any) -> Any:
+        seconds = warm_up(self)
+        begin = getattr(self.model_runner, "deepinfer_begin_to_decide", None)
+        if begin is not None and self.model_runner.device.type != "cpu":
+            begin()
+        return seconds
+
+    warm_up_and_start.deepinfer_dspark = True  # type: ignore[attr-defined]
+    module.Worker.compile_or_warm_up_model = warm_up_and_start
 
 
 def decide_by_our_rule(module: Any) -> None:

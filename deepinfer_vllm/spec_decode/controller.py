@@ -88,22 +88,58 @@ class Controller:
         that sample in it; most: drafts that fit. In the form `delayed` only the plan's budget counts: which drafts it
         goes to is for current survivals to say, by `allot`.
         """
-        requests = len(scheduled)
         limit = int(scheduled.sum()) if most is None else min(int(scheduled.sum()), most)
-        verify = self.costs.verify_s(base_tokens, base_tokens + limit, context_tokens)
         if self.settings.form == "fixed":
             alive = survival(np.ones_like(confidences), scheduled)
-            return Plan(allot(alive, limit), float(verify[limit]), True)
+            verify = self.costs.verify_s(base_tokens + limit, base_tokens + limit, context_tokens)
+            return Plan(allot(alive, limit), float(verify[0]), True)
         alive = survival(self._chances(confidences), scheduled)
-        draft_s = self.costs.draft_s(requests, context_tokens)
-        seconds = verify + draft_s
         best = ranked(alive)
         self._saw(alive, scheduled, best)
+        if self.settings.form == "delayed" and self._expected.known:
+            return self._planned(alive, best, self._expected.mixed(best), limit, base_tokens, context_tokens, sampling)
+        return self._planned(alive, best, best, limit, base_tokens, context_tokens, sampling)
+
+    def plan_ahead(
+        self, survivals: Floats | None, scheduled: Ints, base_tokens: int, context_tokens: int, sampling: int
+    ) -> Plan:
+        """What to verify of drafts that are not drawn yet, by a forecast of their survivals [R, S], None where there is
+        none: all of them. Else as `plan`, in the form `delayed`."""
+        limit = int(scheduled.sum())
+        if survivals is None or self.settings.form == "fixed":
+            verify = self.costs.verify_s(base_tokens + limit, base_tokens + limit, context_tokens)
+            return Plan(scheduled, float(verify[0]), True)
+        alive = np.where(np.arange(survivals.shape[1]) < scheduled[:, None], survivals, 0.0)
+        best = ranked(alive)
+        whole = scheduled == alive.shape[1]
+        if count := int(np.count_nonzero(whole)):
+            self._expected.saw(best if count == len(whole) else ranked(alive[whole]), count)
+        return self._planned(alive, best, best, limit, base_tokens, context_tokens, sampling)
+
+    def survivals(self, confidences: NDArray[np.floating]) -> Floats:
+        """[R, S] of whole blocks that were drawn with these confidences [R, S]: what `plan_ahead` is forecast from."""
+        return survival(self._chances(confidences), np.full(len(confidences), confidences.shape[1]))
+
+    def _planned(
+        self,
+        alive: Floats,
+        best: Floats,
+        expected: Floats,
+        limit: int,
+        base_tokens: int,
+        context_tokens: int,
+        sampling: int,
+    ) -> Plan:
+        """alive: [R, S]; best: the same, the highest first; expected: what the budget is chosen by."""
+        requests = len(alive)
+        verify = self.costs.verify_s(base_tokens, base_tokens + limit, context_tokens)
+        draft_s = self.costs.draft_s(requests, context_tokens)
+        seconds = verify + draft_s
         floor = convex_floor(seconds[0] + PRICE * (seconds - seconds[0]))
         if self.settings.form == "delayed":
-            budget = delayed(self._expected.mixed(best) if self._expected.known else best, sampling, floor)
+            budget = delayed(expected, sampling, floor)
         else:
-            budget = early_stop(best, sampling, floor)
+            budget = early_stop(expected, sampling, floor)
         budget = filled(budget, verify)
         if self._trying:  # else a table that is wrong about drafts would never hear of one
             budget = max(budget, min(requests, limit))

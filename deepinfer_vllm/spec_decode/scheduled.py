@@ -33,3 +33,10 @@ class Scheduled(NamedTuple):
         computed = req_states.num_computed_tokens_np[slots]
         complete = computed + rest >= req_states.prefill_len.np[slots]
         return cls(slots, drafts, rest, int(computed.sum()), int(np.count_nonzero(complete)))
+
+
+def samples(batch: Any) -> NDArray[np.bool_]:
+    """[R]: of the runner's batch, whose prompt is complete with it; as the host knows before it has run."""
+    drafts = 0 if batch.num_draft_tokens_per_req is None else batch.num_draft_tokens_per_req
+    complete = batch.num_computed_tokens_np + batch.num_scheduled_tokens - drafts >= batch.prefill_len_np
+    return np.asarray(complete)

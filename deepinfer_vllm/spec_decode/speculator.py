@@ -12,6 +12,9 @@ from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
 from deepinfer_vllm.spec_decode.stats import DraftStats
 
+UNKNOWN = 0.8
+"""The confidence of every draft where there is no confidence head; the controller corrects it by what is accepted."""
+
 
 class Grammar(Protocol):
     """Masks drafts, position by position."""
@@ -49,8 +52,8 @@ class Decider(Protocol):
         """The draft block, or what is left of it without drafts, has run for this batch."""
 
 
-class HostSpeculator(DSparkSpeculator):
-    """For devices that are the host: nothing here waits for a device, so nothing is copied asynchronously either."""
+class ControlledSpeculator(DSparkSpeculator):
+    """On any device; nothing here waits for it, but to time dummy runs."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -61,12 +64,19 @@ class HostSpeculator(DSparkSpeculator):
         self.drafting = True
         """Whether the latest step drafted. If not, `draft_tokens` are of an older step and must not be used."""
         self.proposed_for, self.proposal_s = 0, 0.0
-        """Requests of the latest proposal, and the seconds it took."""
+        """Requests of the latest dummy run's proposal, and the seconds it took."""
+
+    def now(self) -> float:
+        """Seconds, when the device has done what it was given."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return time.perf_counter()
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         """vLLM's hook. It asks the confidence head only where graphs let it trim drafts; here it is always asked."""
         model = super().load_draft_model(target_model, target_attn_layer_names)
         self.use_confidence_head = getattr(model.model, "confidence_head", None) is not None
+        self.draft_token_confidence_probs.fill_(UNKNOWN)
         return model
 
     def observe_verification(
@@ -93,11 +103,13 @@ class HostSpeculator(DSparkSpeculator):
 
         Context rows are written either way, so that drafting can go on with the step after.
         """
-        real, began = not dummy_run, time.perf_counter()
+        real, began = not dummy_run, 0.0 if not dummy_run else self.now()
         if real and self.trace is not None and aux_hidden_states:
             self.trace.observe(input_batch, aux_hidden_states, last_hidden_states)
         wanted = not real or self.decider is None or self.decider.wants_drafts(input_batch)
         self.drafting = wanted and kwargs.get("num_speculative_tokens") != 0  # of which nobody would make use
+        if not self.drafting:
+            kwargs["num_speculative_tokens"] = 0  # newer vLLM writes the context's rows and stops there
         drafts = super().propose(
             input_batch,
             attn_metadata,
@@ -109,8 +121,9 @@ class HostSpeculator(DSparkSpeculator):
             dummy_run=dummy_run,
             **kwargs,
         )
-        self.proposed_for, self.proposal_s = input_batch.num_reqs, time.perf_counter() - began
-        if real and self.decider is not None:
+        if not real:
+            self.proposed_for, self.proposal_s = input_batch.num_reqs, self.now() - began
+        elif self.decider is not None:
             self.decider.drafted(input_batch)
         return drafts
 

@@ -6,13 +6,16 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_runner import sort_batch_req_ids
 
+from deepinfer_vllm.spec_decode.arrivals import queue_of
 from deepinfer_vllm.spec_decode.chosen_calibration import load_calibration
 from deepinfer_vllm.spec_decode.controller import Controller
 from deepinfer_vllm.spec_decode.cost_table import CostTable
+from deepinfer_vllm.spec_decode.delayed_verifier import DelayedVerifier
+from deepinfer_vllm.spec_decode.device_times import DeviceTimes
 from deepinfer_vllm.spec_decode.listeners import listeners
 from deepinfer_vllm.spec_decode.settings import Settings, trimming_problems
 from deepinfer_vllm.spec_decode.shared_times import SharedTimes
-from deepinfer_vllm.spec_decode.start_costs import start_costs
+from deepinfer_vllm.spec_decode.start_costs import DEVICE, HOST, start_costs
 from deepinfer_vllm.spec_decode.stats import DraftStats
 from deepinfer_vllm.spec_decode.step_times import StepTimes
 from deepinfer_vllm.spec_decode.verifier import HostVerifier
@@ -24,14 +27,14 @@ EVERY_DRAFT = "DSpark verifies every draft, whether it pays or not"
 MEANT = "DEEPINFER_VLLM_DSPARK_BUDGET=fixed says that this is meant"
 
 
-def start(runner: Any, extra: tuple[None, ...]) -> HostVerifier | None:
+def start(runner: Any, extra: tuple[None, ...]) -> HostVerifier | DelayedVerifier | None:
     """Give a runner and its speculator, which is ours, what decides about drafts: None where all are verified.
 
-    `extra`: see `HostVerifier`. Every tensor-parallel rank must call it.
+    `extra`: see `Trimming`. Every tensor-parallel rank must call it, once dummy steps take what live ones do.
     """
     speculator, config, ranks = runner.speculator, runner.vllm_config, get_tp_group()
     warn_of_another_block(speculator)
-    settings = Settings.read(current=True)
+    settings = Settings.read(current=on_host(runner))
     speculator.stats = stats = DraftStats(speculator.num_speculative_steps)
     calibration = load_calibration(settings.calibration, config) if speculator.use_confidence_head else None
     stats.gauges["calibrated"] = float(calibration is not None and not calibration.is_identity)
@@ -41,7 +44,7 @@ def start(runner: Any, extra: tuple[None, ...]) -> HostVerifier | None:
     bonus_tokens = runner.model_state.num_new_sampled_tokens_per_step
     costs = None if settings.form == "fixed" else affordable_costs(runner, ranks)
     if costs is None:
-        speculator.decider = Watcher(speculator, bonus_tokens, told, stats)
+        speculator.decider = Watcher(speculator, bonus_tokens, queue_of(runner.device), told, stats)
         return None
     if not speculator.use_confidence_head:
         logger.warning(
@@ -49,19 +52,22 @@ def start(runner: Any, extra: tuple[None, ...]) -> HostVerifier | None:
             "accepted, and cannot tell likely drafts from unlikely ones."
         )
     controller = Controller(calibration, costs, settings)
-    verifier = HostVerifier(
-        controller,
-        StepTimes(SharedTimes(controller, ranks)),
-        speculator,
-        runner.req_states,
-        runner.input_buffers.query_start_loc,
-        bonus_tokens,
-        sort_batch_req_ids,
-        extra,
-    )
+    times = SharedTimes(controller, ranks)
+    theirs = runner.req_states, runner.input_buffers.query_start_loc, bonus_tokens, sort_batch_req_ids, extra
+    verifier: HostVerifier | DelayedVerifier
+    if settings.form == "early-stop":
+        verifier = HostVerifier(controller, StepTimes(times), speculator, *theirs)
+    else:
+        alike, queue = ranks.world_size > 1, queue_of(runner.device)
+        verifier = DelayedVerifier(controller, DeviceTimes(times), queue, speculator, *theirs, wait=alike)
     verifier.listeners, verifier.stats = told, stats
     speculator.decider = runner.adaptive_verification = verifier
     return verifier
+
+
+def on_host(runner: Any) -> bool:
+    """Whether the runner's device is the host, so that what was computed is there."""
+    return bool(runner.device.type == "cpu")
 
 
 def warn_of_another_block(speculator: Any) -> None:
@@ -84,8 +90,8 @@ def affordable_costs(runner: Any, ranks: Any) -> CostTable | None:
         logger.warning("%s: it does not go with %s. %s", EVERY_DRAFT, " and ".join(problems), MEANT)
         return None
     try:
-        return start_costs(runner, ranks)
-    except Exception as error:  # whatever a model does in a dummy step, which vLLM itself does not run on a CPU
+        return start_costs(runner, ranks, HOST if on_host(runner) else DEVICE)
+    except Exception as error:  # whatever a model does in a dummy step, which vLLM itself may not run
         name = type(error).__name__
         logger.warning(
             "%s: a dummy step, to see what it costs, failed with %s: %s. %s", EVERY_DRAFT, name, error, MEANT

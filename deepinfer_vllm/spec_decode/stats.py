@@ -68,6 +68,22 @@ class DraftStats:
         self._recent_verifications = kept * self._recent_verifications + requests
         self.gauges["accepted_length"] = self._recent_tokens / self._recent_verifications
 
+    def stepped(
+        self,
+        samples: NDArray[np.bool_],
+        drafts: NDArray[np.integer],
+        accepted: NDArray[np.integer],
+        *,
+        drafted: bool,
+    ) -> None:
+        """A step of R requests: who of them had a token sampled [R], drafts that were checked of each and drafts that
+        stood [R], and whether a block was drafted for them."""
+        self.verified(drafts[samples], accepted[samples])
+        if drafted:
+            self.drafted(len(samples))
+        elif samples.any():
+            self.withheld()
+
     def timed(self, predicted_seconds: float, measured_seconds: float) -> None:
         """What the cost tables said of a step before it ran, and what it took."""
         self._observe("predicted_step_seconds", predicted_seconds)

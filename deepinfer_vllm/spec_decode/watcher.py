@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from deepinfer_vllm.spec_decode.arrivals import Queue
+from deepinfer_vllm.spec_decode.ledger import Ledger, Step
 from deepinfer_vllm.spec_decode.listeners import Listens
+from deepinfer_vllm.spec_decode.scheduled import samples
 from deepinfer_vllm.spec_decode.stats import DraftStats
 
 
@@ -14,33 +16,52 @@ class Watcher:
     """A `Decider` that always drafts, and pairs the confidences of a draft with what the next step makes of it."""
 
     def __init__(
-        self, speculator: Any, bonus_tokens: int, listeners: list[Listens], stats: DraftStats | None = None
+        self,
+        speculator: Any,
+        bonus_tokens: int,
+        queue: Queue,
+        listeners: list[Listens],
+        stats: DraftStats | None = None,
     ) -> None:
-        self._speculator, self._bonus, self._listeners, self._stats = speculator, bonus_tokens, listeners, stats
-        shape = speculator.max_num_reqs, speculator.num_speculative_steps
-        self._confidences = np.zeros(shape, np.float32)
-        """Of each slot's latest draft."""
-        self._sampled: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._speculator, self._queue, self._listeners, self._stats = speculator, queue, listeners, stats
+        self._ledger = Ledger(speculator.max_num_reqs, speculator.num_speculative_steps, bonus_tokens)
 
     def verified(self, num_sampled: torch.Tensor) -> None:
         """See `Decider`."""
-        self._sampled = num_sampled.numpy().astype(np.int64)
+        self._num_sampled, self._sampled = num_sampled, self._queue.moment()
 
     def wants_drafts(self, batch: Any) -> bool:
         """See `Decider`."""
-        drafted = batch.num_draft_tokens_per_req
-        if drafted is None:
-            drafted = np.zeros(batch.num_reqs, np.int64)
-        accepted = np.clip(self._sampled - self._bonus, 0, drafted)
-        if drafted.any():
-            for listener in self._listeners:
-                listener.record(self._confidences[batch.idx_mapping_np], drafted, accepted, batch.req_ids)
-        if self._stats is not None:
-            self._stats.verified(drafted[self._sampled > 0], accepted[self._sampled > 0])
-            self._stats.drafted(batch.num_reqs)
         return True
 
     def drafted(self, batch: Any) -> None:
         """See `Decider`."""
-        probabilities = self._speculator.draft_token_confidence_probs
-        self._confidences[batch.idx_mapping_np] = probabilities[: batch.num_reqs].numpy()
+        drafts = batch.num_draft_tokens_per_req
+        self._ledger.launched(
+            Step(
+                batch.req_ids,
+                batch.idx_mapping_np.astype(np.int64),
+                np.zeros(batch.num_reqs, np.int64) if drafts is None else drafts.astype(np.int64),
+                samples(batch),
+                drafted=self._speculator.drafting,
+                tokens=batch.num_tokens,
+                context_tokens=0,
+                predicted_s=0.0,
+                usual=False,
+                began=self._sampled,
+                sampled=self._sampled,
+                arrival=self._queue.fetch(
+                    self._num_sampled, self._speculator.draft_token_confidence_probs[: batch.num_reqs]
+                ),
+            )
+        )
+        self.settle(wait=False)
+
+    def settle(self, *, wait: bool) -> None:
+        """Tell of the steps that are done; of all, if it is to `wait`."""
+        for step, confidences, drafts, accepted, _, _ in self._ledger.arrived(keep=0, wait=wait):
+            if drafts.any():
+                for listener in self._listeners:
+                    listener.record(confidences, drafts, accepted, step.ids)
+            if self._stats is not None:
+                self._stats.stepped(step.samples, drafts, accepted, drafted=step.drafted)

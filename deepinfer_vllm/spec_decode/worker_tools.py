@@ -5,9 +5,10 @@ from typing import Any
 
 from vllm.logger import init_logger
 
+from deepinfer_vllm.spec_decode.arrivals import queue_of
 from deepinfer_vllm.spec_decode.made import made_for
 from deepinfer_vllm.spec_decode.records import Recorder
-from deepinfer_vllm.spec_decode.speculator import HostSpeculator
+from deepinfer_vllm.spec_decode.speculator import ControlledSpeculator
 from deepinfer_vllm.spec_decode.trace import Trace
 from deepinfer_vllm.spec_decode.watcher import Watcher
 
@@ -25,25 +26,27 @@ class DSparkWorker:
     def dspark_begin_record(self, path: str) -> bool:
         """From now on, record the drafts of an engine that verifies all of them; see `Recorder`. Whether it can."""
         runner, speculator = self.model_runner, self.model_runner.speculator
-        if not isinstance(speculator, HostSpeculator):
+        if not isinstance(speculator, ControlledSpeculator):
             return False
         if self.rank == 0:
             self.dspark_recorder = Recorder(Path(path), made_for(runner.vllm_config), logger.warning)
             bonus_tokens = runner.model_state.num_new_sampled_tokens_per_step
             self.dspark_decider = speculator.decider
-            speculator.decider = Watcher(speculator, bonus_tokens, [self.dspark_recorder])
+            queue = queue_of(runner.device)
+            speculator.decider = Watcher(speculator, bonus_tokens, queue, [self.dspark_recorder])
         return True
 
     def dspark_end_record(self) -> None:
         """Write what is recorded, and record no more."""
         if self.rank == 0:
+            self.model_runner.speculator.decider.settle(wait=True)
             self.dspark_recorder.close(timeout_seconds=60.0)
             self.model_runner.speculator.decider = self.dspark_decider
 
     def dspark_begin_trace(self, directory: str, limit_bytes: int) -> bool:
         """From now on, trace prompts into the directory; see `Trace`. Whether it can."""
         speculator = self.model_runner.speculator
-        if not isinstance(speculator, HostSpeculator):
+        if not isinstance(speculator, ControlledSpeculator):
             return False
         if self.rank == 0:
             speculator.trace = Trace(Path(directory), limit_bytes, logger.warning)

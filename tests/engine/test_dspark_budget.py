@@ -214,14 +214,15 @@ def test_random_answers_have_the_targets_distribution(case: Case, form: str, mon
     controller = Controller(Calibration((8.0,) * DRAFTS), costs, verifier.controller.settings)
     controller.observe_verify = controller.observe_draft = lambda *_: None  # type: ignore[method-assign, assignment]
     controller.wants_drafts = lambda *_: True  # type: ignore[method-assign, assignment]
-    verifier.controller, plan = controller, controller.plan
+    asked = "plan" if form == "early-stop" else "plan_ahead"
+    verifier.controller, plan = controller, getattr(controller, asked)
 
     def kept(confidences: Any, scheduled: Any, *sizes: int) -> Any:
         made = plan(confidences, scheduled, *sizes)
         budgets.append((int(scheduled.sum()), made.budget))
         return made
 
-    controller.plan = kept  # type: ignore[method-assign]
+    setattr(controller, asked, kept)
     try:
         found = backend._llm.generate([{"prompt_token_ids": prompt}] * count, params, use_tqdm=False)
         assert accepted(backend)[1] > count / 50

@@ -32,6 +32,11 @@ class Whims:
             self.plans.append((scheduled.tolist(), drafts.tolist()))
         return Plan(drafts, 1.0, self.wants_drafts())
 
+    plan_ahead = plan
+
+    def survivals(self, confidences: Any) -> Any:
+        return confidences
+
     def drafts(self, there: Any) -> Any:
         return self._random.integers(0, there + 1)
 

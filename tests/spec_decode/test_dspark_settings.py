@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from deepinfer_vllm.spec_decode.settings import Settings, trimming_problems
 
@@ -137,10 +138,17 @@ class TestFlagsOfVllm:
         said: list[str] = []
         monkeypatch.setattr(start.logger, "warning", lambda text, *values: said.append(text % values))
         ranks = SimpleNamespace(broadcast_object=lambda given, src=0: given)
+        device, now = torch.device("cpu"), lambda: 0.0
         lora = SimpleNamespace(vllm_config=engine(lora_config=object()))
         assert start.affordable_costs(lora, ranks) is None
         broken = SimpleNamespace(
-            vllm_config=engine(), max_num_tokens=8, max_num_reqs=2, max_model_len=16, _dummy_run=lambda *_, **__: 1 / 0
+            vllm_config=engine(),
+            device=device,
+            max_num_tokens=8,
+            max_num_reqs=2,
+            max_model_len=16,
+            speculator=SimpleNamespace(now=now),
+            _dummy_run=lambda *_, **__: 1 / 0,
         )
         assert start.affordable_costs(broken, ranks) is None
         assert len(said) == 2 and all(f"{BUDGET}=fixed" in text and "\n" not in text for text in said)
