@@ -81,7 +81,7 @@ def measured(checkpoint: Path, args: argparse.Namespace, speculative: dict[str, 
         tokens, seconds = answers(llm, asked, args.tokens, requests)
         found[str(requests)] = {"answers": tokens, "seconds": seconds}
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    decider = type(getattr(runner.speculator, "decider", None)).__name__
+    decider = type(getattr(getattr(runner, "speculator", None), "decider", None)).__name__
     result = {"by requests": found, "decider": decider, "metrics": counts(llm)}
     llm.llm_engine.engine_core.shutdown()
     del llm, runner

@@ -173,8 +173,11 @@ def decide_by_our_rule(module: Any) -> None:
     def make_ours(*, vllm_config: Any, **kwargs: Any) -> Any:
         from deepinfer_vllm.spec_decode.settings import Settings
 
-        speculative, settings = vllm_config.speculative_config, Settings.read(current=False)
-        if speculative is None or speculative.method != "dspark" or settings.form == "fixed":
+        speculative = vllm_config.speculative_config
+        if speculative is None or speculative.method != "dspark" or not speculative.enable_adaptive_verification:
+            return make(vllm_config=vllm_config, **kwargs)
+        settings = Settings.read(current=False)
+        if settings.form == "fixed":
             return make(vllm_config=vllm_config, **kwargs)
         from deepinfer_vllm.spec_decode.chosen_calibration import load_calibration
         from deepinfer_vllm.spec_decode.device_verifier import DeviceVerifier

@@ -61,6 +61,9 @@ class Controller:
         self.costs = costs
         self.settings = settings
         self._calibration = calibration
+        self._temperatures = None
+        if calibration is not None and not calibration.is_identity:
+            self._temperatures = np.array(calibration.temperatures)
         self._outcomes = Outcomes()
         self._expected = Expectation()
         self._drafting = True
@@ -168,7 +171,7 @@ class Controller:
         return confidences if self._calibration is None else self._calibration.apply(confidences)
 
     def _chances(self, confidences: NDArray[np.floating]) -> NDArray[np.floating]:
-        return self._outcomes.corrected(self._calibrated(confidences))
+        return self._outcomes.corrected(confidences, self._temperatures)
 
     def _saw(self, alive: Floats, scheduled: Ints, best: Floats) -> None:
         whole = scheduled == alive.shape[1]

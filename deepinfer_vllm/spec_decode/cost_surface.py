@@ -102,6 +102,17 @@ class CostSurface:
             self._reach(2 * int(sizes[-1]))
         return self._expanded(self.seconds, sizes, context_tokens)
 
+    def one(self, size: int, context_tokens: float) -> float:
+        """What `between` says of a single size."""
+        if size >= len(self._lower):
+            self._reach(2 * size)
+        left, part = _column(context_tokens)
+        near, far = self.seconds[:, left], self.seconds[:, left + 1]
+        low, high = int(self._lower[size]), int(self._upper[size])
+        below = float(near[low]) + part * (float(far[low]) - float(near[low]))
+        above = float(near[high]) + part * (float(far[high]) - float(near[high]))
+        return below + float(self._part[size]) * (above - below)
+
     def observe(self, size: int, context_tokens: int, seconds: float) -> None:
         """A live time. What cannot be one is ignored."""
         if not usable(size, context_tokens, seconds):
@@ -109,7 +120,7 @@ class CostSurface:
         if size >= len(self._lower):
             self._reach(2 * size)
         self._observed += 1
-        expected = self._expanded(self.seconds, slice(size, size + 1), context_tokens)[0]
+        expected = self.one(size, context_tokens)
         node = int(self._lower[size]) + int(self._part[size] >= 0.5), int(round(_context_place(context_tokens)))
         node = min(node[0], len(self.sizes) - 1), node[1]
         pending = self._pending[node]
@@ -194,9 +205,7 @@ class CostSurface:
         return np.clip(level + slope * (per_token - centre), 0.2 * level, 5.0 * level)
 
     def _expanded(self, seconds: Floats, sizes: slice | NDArray[np.int64], context_tokens: float) -> Floats:
-        place = _context_place(context_tokens)
-        left = min(int(place), len(CONTEXTS) - 2)
-        part = min((context_tokens - CONTEXTS[left]) / (CONTEXTS[left + 1] - CONTEXTS[left]), 1.0)
+        left, part = _column(context_tokens)
         row = seconds[:, left] + part * (seconds[:, left + 1] - seconds[:, left])
         below = row[self._lower[sizes]]
         return below + self._part[sizes] * (row[self._upper[sizes]] - below)
@@ -227,6 +236,13 @@ def _finer(sizes: list[int], padded_to: int) -> list[int]:
             found.append(following)
         found.append(size)
     return found
+
+
+def _column(context_tokens: float) -> tuple[int, float]:
+    """Index in `CONTEXTS` to the left of it, and how far it is from there to the next."""
+    left = min(int(_context_place(context_tokens)), len(CONTEXTS) - 2)
+    from_tokens, to_tokens = float(CONTEXTS[left]), float(CONTEXTS[left + 1])
+    return left, min((context_tokens - from_tokens) / (to_tokens - from_tokens), 1.0)
 
 
 def _context_place(context_tokens: float) -> float:

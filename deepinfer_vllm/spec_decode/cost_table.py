@@ -53,12 +53,12 @@ class CostTable:
 
     def draft_s(self, requests: int, context_tokens: int) -> float:
         """Seconds to draft a block for each of so many requests."""
-        return float(self._draft.between(requests, requests, context_tokens)[0])
+        return self._draft.one(requests, context_tokens)
 
     def observe_verify(self, tokens: int, context_tokens: int, seconds: float) -> None:
         """A target step took `seconds`. What cannot be is ignored; what is far off moves little."""
         if usable(tokens, context_tokens, seconds):
-            expected = float(self._verify.between(tokens, tokens, context_tokens)[0])
+            expected = self._verify.one(tokens, context_tokens)
             self._errors.append(abs(expected - seconds) / seconds)
         self._verify.observe(tokens, context_tokens, seconds)
 

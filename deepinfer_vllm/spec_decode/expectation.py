@@ -28,14 +28,14 @@ class Expectation:
         """Whether any draft was seen."""
         return self._positions > 0
 
-    def saw(self, ranked: NDArray[np.float64], requests: int) -> None:
+    def saw(self, ranked: NDArray[np.floating], requests: int) -> None:
         """ranked: survivals of all drafts of so many requests, each with all its drafts, the highest first."""
         self.aged()
         self._positions = len(ranked) // requests
         self._weight += requests
         total = np.empty(len(ranked) + 1)
         total[0] = 0.0
-        ranked.cumsum(out=total[1:])
+        ranked.cumsum(dtype=np.float64, out=total[1:])
         seen = np.interp(_EDGES * (len(ranked) / _PARTS), np.arange(len(total)), total)
         self._gained += (seen / requests - self._gained) * (requests / self._weight)
 
@@ -49,7 +49,7 @@ class Expectation:
         drafts: NDArray[np.int64] = np.arange(_PARTS + 1) * count // _PARTS
         return drafts, requests + requests * np.interp(drafts * (_PARTS / count), _EDGES, self._gained)
 
-    def mixed(self, ranked: NDArray[np.float64]) -> NDArray[np.float64]:
+    def mixed(self, ranked: NDArray[np.floating]) -> NDArray[np.floating]:
         """[n]: survivals half way between a step's [n] and what is expected, the highest first.
 
         A later step's are closer to the mean than this one's.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_vllm.spec_decode.calibration import scaled
+
 _KEPT = 4000.0  # drafts of a position that its correction remembers
 _PRIOR = 20.0  # informative drafts that no correction counts as
 _ENOUGH = 64  # drafts a step that are learnt from; of more every so many
@@ -27,14 +29,18 @@ class Outcomes:
         """[S, 3]: of shift, of both, of slope."""
         self._skipped = 0
 
-    def corrected(self, chances: NDArray[np.floating]) -> NDArray[np.floating]:
-        """[R, S] from [R, S]."""
+    def corrected(
+        self, chances: NDArray[np.floating], temperatures: NDArray[np.floating] | None = None
+    ) -> NDArray[np.floating]:
+        """[R, S] from [R, S], which first are scaled by these temperatures [S], in one go: both are powers of odds."""
         if not len(self._odds):
-            return chances
+            return chances if temperatures is None else scaled(chances, temperatures)
         said = np.asarray(chances, np.float32)  # powers take a third of the time that float64's do
-        slope: NDArray[np.float32] = self._slope.astype(np.float32)
-        raised = self._odds.astype(np.float32) * said**slope
-        return raised / (raised + (1 - said) ** slope)
+        power: NDArray[np.float32] = self._slope.astype(np.float32)
+        if temperatures is not None:
+            power = power / temperatures.astype(np.float32)
+        raised = self._odds.astype(np.float32) * said**power
+        return raised / (raised + (1 - said) ** power)
 
     def saw(self, chances: NDArray[np.floating], drafts: NDArray[np.integer], accepted: NDArray[np.integer]) -> None:
         """chances: [R, S], not yet corrected; drafts: [R], verified; accepted: [R], the first of these."""

@@ -54,7 +54,7 @@ def gain(alive: np.ndarray, drafts: tuple[int, ...]) -> float:
 def test_survival_is_a_product_and_ends_with_what_is_scheduled() -> None:
     confidences = np.array([[0.5, 0.5, 0.5], [0.9, np.nan, 0.9], [1.5, -1.0, 0.5]], dtype=np.float32)
     found = survival(confidences, np.array([2, 3, 3]))
-    assert found.dtype == np.float64
+    assert found.dtype == np.float32
     np.testing.assert_allclose(found, [[0.5, 0.25, 0.0], [np.float32(0.9), 0.0, 0.0], [1.0, 0.0, 0.0]])
     assert confidences[0, 2] == 0.5, "the caller's array is as it was"
 
