@@ -94,19 +94,17 @@ def main() -> None:
     clock = Clock(llm)
     for requests in args.requests:
         run(requests, args.tokens)  # its prompts are in the prefix cache from here on, and costs are learnt
-        before, speeds, steps = counts(llm), [], []
+        before, rounds = counts(llm), []
         for _ in range(args.rounds):
-            first = run(requests, 1)
             clock.clear()
-            seconds = run(requests, args.tokens) - first
-            speeds.append(requests * (args.tokens - 1) / seconds)
-            steps.append(clock.read())
+            run(requests, args.tokens)
+            rounds.append(clock.read(requests, args.tokens))
         after = counts(llm)
         results["requests"][str(requests)] = {
-            "tokens_per_s": speeds,
-            "steps": steps,
+            "rounds": rounds,
             "counts": {name: after[name] - before.get(name, 0) for name in after},
         }
+        speeds = [round_["tokens_per_s"] for round_ in rounds]
         print(f"{args.way}: {requests} requests: {statistics.median(speeds):.0f} tokens/s", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"drafts-{args.way}.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -115,11 +113,16 @@ def main() -> None:
 def counts(llm: Any) -> dict[str, float]:
     """What vLLM and this project count of drafts."""
     kept = ("spec_decode", "deepinfer_dspark")
-    return {m.name: float(m.value) for m in llm.get_metrics() if hasattr(m, "value") and any(k in m.name for k in kept)}
+    found = {}
+    for metric in llm.get_metrics():
+        if type(metric).__name__ == "Counter" and any(part in metric.name for part in kept):
+            position = metric.labels.get("position")
+            found[metric.name + (f"/{position}" if position else "")] = float(metric.value)
+    return found
 
 
 class Clock:
-    """Steps of an engine in this process: how many, the tokens they computed, and the host's time for deciding."""
+    """Steps of an engine in this process in which every request decodes, and the host's time for deciding."""
 
     def __init__(self, llm: Any) -> None:
         runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
@@ -128,40 +131,54 @@ class Clock:
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             batch = prepare(*args, **kwargs)
-            self.steps.append((batch.num_reqs, batch.num_tokens, self.deciding))
-            self.deciding = 0.0
+            decode = not bool(batch.is_prefilling_np.any())
+            self.steps.append((time.perf_counter(), batch.num_reqs, batch.num_tokens, decode, self.before, self.after))
+            self.before = self.after = 0.0
             return batch
 
         runner.prepare_inputs = counted
         verifier = runner.adaptive_verification
         for name in ("began", "get_num_tokens", "verified", "wants_drafts", "drafted", "record_confidences"):
             if hasattr(verifier, name):
-                setattr(verifier, name, self._timed(getattr(verifier, name)))
+                setattr(verifier, name, self._timed(getattr(verifier, name), name in ("began", "get_num_tokens")))
 
-    def _timed(self, call: Any) -> Any:
+    def _timed(self, call: Any, ahead: bool) -> Any:
         def timed(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.deciding += time.perf_counter() - begin
+                if ahead:
+                    self.before += time.perf_counter() - begin
+                else:
+                    self.after += time.perf_counter() - begin
 
         return timed
 
     def clear(self) -> None:
         """Forget what was counted."""
-        self.steps: list[tuple[int, int, float]] = []
-        self.deciding = 0.0
+        self.steps: list[tuple[float, int, int, bool, float, float]] = []
+        self.before = self.after = 0.0
 
-    def read(self) -> dict[str, float]:
-        """Of the steps since: their number, tokens a request computed, and microseconds of deciding."""
-        deciding = sorted(1e6 * seconds for _, _, seconds in self.steps)
+    def read(self, requests: int, tokens: int) -> dict[str, float]:
+        """Of the steps since, in which so many requests have each decoded `tokens`, the first of them in a prefill."""
+        decoded = [step for step in self.steps if step[3]]
+        taken = sum(step[1] for step in decoded)
+        whole = [
+            (after[0] - step[0], step)
+            for step, after in zip(self.steps, self.steps[1:], strict=False)
+            if step[3] and after[3] and step[1] == requests
+        ]
+        seconds = statistics.fmean(lasted for lasted, _ in whole)
+        length = requests * (tokens - 1) / taken
         return {
-            "steps": len(self.steps),
-            "tokens a request": sum(tokens for _, tokens, _ in self.steps)
-            / sum(requests for requests, _, _ in self.steps),
-            "deciding_us": statistics.median(deciding),
-            "deciding_us_p90": deciding[int(0.9 * len(deciding))],
+            "steps": len(whole),
+            "step_ms": 1e3 * seconds,
+            "accepted_length": length,
+            "verified": sum(step[2] - step[1] for step in decoded) / taken,
+            "tokens_per_s": requests * length / seconds,
+            "deciding_us": statistics.median(1e6 * step[4] for _, step in whole),
+            "learning_us": statistics.median(1e6 * step[5] for _, step in whole),
         }
 
 

@@ -32,6 +32,7 @@ def engine(checkpoint: Path, speculative: dict[str, Any] | None, most: int) -> A
         max_model_len=512,
         max_num_seqs=most,
         kv_cache_memory_bytes=2 << 30,
+        gpu_memory_utilization=0.2,  # there are others
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         disable_log_stats=False,

@@ -79,6 +79,7 @@ def main() -> None:
         max_num_batched_tokens=args.chunk,
         max_num_seqs=4,
         enable_prefix_caching=False,
+        gpu_memory_utilization=0.3,  # what is free at the start, no more: there are others
         kv_cache_memory_bytes=int(args.kv_gb * 2**30),
     )
     model = runner_of(llm).model

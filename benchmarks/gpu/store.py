@@ -65,6 +65,7 @@ class Engine:
             max_model_len=max(args.tokens) + args.tail + 512,
             max_num_batched_tokens=8192,
             max_num_seqs=32,
+            gpu_memory_utilization=0.3,  # what is free at the start, no more: there are others
             kv_cache_memory_bytes=args.kv_gb << 30,
             kv_transfer_config=connector(args.part, args.root),
             speculative_config=speculative,

@@ -25,22 +25,32 @@ class Moment(Protocol):
 
 
 class Arrival:
-    """Tensors that are being copied to the host."""
+    """Tensors that are being copied to the host, into buffers that are used again once they are read."""
 
-    def __init__(self, copies: tuple[torch.Tensor, ...], moment: Moment) -> None:
-        self._copies, self.moment = copies, moment
+    def __init__(self, buffers: list[torch.Tensor], moment: Moment) -> None:
+        self.buffers, self.moment = buffers, moment
+        self._rows = 0
+
+    def start(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Queue copies of tensors of as many rows each, no more than buffers have, behind what makes them."""
+        self._rows = len(tensors[0])
+        for buffer, tensor in zip(self.buffers, tensors, strict=True):
+            buffer[: self._rows].copy_(tensor, non_blocking=True)
+        self.moment.record()
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """What has come; only once the device has passed `moment`."""
-        return tuple(copy.numpy() for copy in self._copies)
+        return tuple(buffer[: self._rows].numpy().copy() for buffer in self.buffers)
 
 
 class Queue:
     """A device's queue of work, as a runner's thread sees it. Nothing here waits."""
 
-    def __init__(self, device: torch.device, moment: Callable[[], Moment] | None = None) -> None:
-        """`moment` makes what tells the device's time; events of that device by default."""
+    def __init__(self, device: torch.device, rows: int, moment: Callable[[], Moment] | None = None) -> None:
+        """rows: that a fetched tensor has at most. `moment` makes what tells the device's time; events by default."""
+        self._rows, self._pinned = rows, moment is None
         self._make = moment or (lambda: torch.Event(device=device, enable_timing=True))
+        self._spare: list[Arrival] = []
 
     def moment(self) -> Moment:
         """Now."""
@@ -49,8 +59,21 @@ class Queue:
         return made
 
     def fetch(self, *tensors: torch.Tensor) -> Arrival:
-        """Copies of a few KB, queued behind what makes them: into pinned memory, where the device has it."""
-        return Arrival(tuple(tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors), self.moment())
+        """Copies of a few KB to the host; always of as many tensors, of the same types and widths."""
+        if self._spare:
+            arrival = self._spare.pop()
+        else:
+            buffers = [
+                torch.empty((self._rows, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=self._pinned)
+                for tensor in tensors
+            ]
+            arrival = Arrival(buffers, self._make())
+        arrival.start(tensors)
+        return arrival
+
+    def read(self, arrival: Arrival) -> None:
+        """It is read, and its moment is not asked any more."""
+        self._spare.append(arrival)
 
 
 class HostMoment:
@@ -75,6 +98,6 @@ class HostMoment:
         return 1000.0 * (end.at - self.at)
 
 
-def queue_of(device: torch.device) -> Queue:
-    """Of a runner's device."""
-    return Queue(device, (lambda: HostMoment(time.perf_counter)) if device.type == "cpu" else None)
+def queue_of(device: torch.device, rows: int) -> Queue:
+    """Of a runner's device, for tensors of so many rows at most."""
+    return Queue(device, rows, (lambda: HostMoment(time.perf_counter)) if device.type == "cpu" else None)

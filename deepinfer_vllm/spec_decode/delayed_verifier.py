@@ -59,6 +59,7 @@ class DelayedVerifier(Trimming):
         """Whether a slot has drafts at hand."""
         self._plan: Plan | None = None
         self._idle, self._usual = False, True
+        self._before: Step | None = None
 
     def add_request(self, req_idx: int) -> None:
         """A request comes to a slot, or comes back to one after a preemption."""
@@ -70,8 +71,6 @@ class DelayedVerifier(Trimming):
         """A step begins. `idle`: the runner does it without asking what to verify, as when it warms up."""
         self._plan, self._idle, self._usual = None, idle, usual
         self.times.begin_step()
-        for outcome in self._ledger.arrived(keep=UNSEEN, wait=self._wait):
-            self._learn(outcome)
         self._began = self.queue.moment()
 
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
@@ -122,6 +121,8 @@ class DelayedVerifier(Trimming):
                 self.queue.fetch(self._num_sampled, confidences),
             )
         )
+        for outcome in self._ledger.arrived(keep=UNSEEN, wait=self._wait):  # while the device is at work
+            self._learn(outcome)
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: Any) -> None:
         """vLLM's hook as a step ends; `drafted` has kept them."""
@@ -136,6 +137,9 @@ class DelayedVerifier(Trimming):
         if step.drafted and whole.any():
             self._forecast.saw(step.slots[whole], self.controller.survivals(outcome.drawn[whole]))
         self.times.arrived(step)
+        if self._before is not None:  # until now its end was the beginning of this one
+            self.queue.read(self._before.arrival)
+        self._before = step
         if self.stats is not None:
             self.stats.stepped(step.samples, outcome.drafts, outcome.accepted, drafted=step.drafted)
             if step.predicted_s and self.times.measured_s:

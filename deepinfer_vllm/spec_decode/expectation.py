@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 _PARTS = 64
 _EDGES: NDArray[np.float64] = np.arange(_PARTS + 1, dtype=np.float64)
 _HALF_LIFE = 45  # steps
+
+
+@cache
+def _places(drafts: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Where the 0, 1/64, ... of so many drafts lie: whole drafts below, and the part of the next [65]."""
+    at = _EDGES * (drafts / _PARTS)
+    below = at.astype(np.int64)
+    return below, at - below
+
+
+@cache
+def _numbers(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Numbers of drafts [65] from 0 to `count`, and where they lie among the 65 parts."""
+    drafts: NDArray[np.int64] = np.arange(_PARTS + 1) * count // _PARTS
+    at = drafts * (_PARTS / count)
+    below = np.minimum(at.astype(np.int64), _PARTS)
+    return drafts, below, at - below
 
 
 class Expectation:
@@ -36,7 +55,9 @@ class Expectation:
         total = np.empty(len(ranked) + 1)
         total[0] = 0.0
         ranked.cumsum(dtype=np.float64, out=total[1:])
-        seen = np.interp(_EDGES * (len(ranked) / _PARTS), np.arange(len(total)), total)
+        below, part = _places(len(ranked))
+        seen = total[below]
+        seen += part * (total[np.minimum(below + 1, len(ranked))] - seen)
         self._gained += (seen / requests - self._gained) * (requests / self._weight)
 
     def aged(self) -> None:
@@ -45,9 +66,10 @@ class Expectation:
 
     def tokens(self, requests: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Numbers of drafts [65], rising from 0 to all, and the tokens [65] that a step would yield with each."""
-        count = requests * self._positions
-        drafts: NDArray[np.int64] = np.arange(_PARTS + 1) * count // _PARTS
-        return drafts, requests + requests * np.interp(drafts * (_PARTS / count), _EDGES, self._gained)
+        drafts, below, part = _numbers(requests * self._positions)
+        gained = self._gained[below]
+        gained += part * (self._gained[np.minimum(below + 1, _PARTS)] - gained)
+        return drafts, requests + requests * gained
 
     def mixed(self, ranked: NDArray[np.floating]) -> NDArray[np.floating]:
         """[n]: survivals half way between a step's [n] and what is expected, the highest first.

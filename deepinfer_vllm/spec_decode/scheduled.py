@@ -1,5 +1,6 @@
 """A step as vLLM's scheduler asks for it, in numbers for the decision about its drafts."""
 
+from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,7 +29,7 @@ class Scheduled(NamedTuple):
     ) -> "Scheduled":
         """`tokens`: by request, drafts included; `req_states`: the runner's."""
         slots = np.fromiter(map(req_states.req_id_to_index.__getitem__, ids), np.int64, len(ids))
-        drafts = np.fromiter((len(draft_tokens.get(i, ())) for i in ids), np.int64, len(ids))
+        drafts = np.fromiter(map(len, map(draft_tokens.get, ids, repeat(()))), np.int64, len(ids))
         rest = np.fromiter(map(tokens.__getitem__, ids), np.int64, len(ids)) - drafts
         computed = req_states.num_computed_tokens_np[slots]
         complete = computed + rest >= req_states.prefill_len.np[slots]

@@ -44,7 +44,9 @@ def start(runner: Any, extra: tuple[None, ...]) -> HostVerifier | DelayedVerifie
     bonus_tokens = runner.model_state.num_new_sampled_tokens_per_step
     costs = None if settings.form == "fixed" else affordable_costs(runner, ranks)
     if costs is None:
-        speculator.decider = Watcher(speculator, bonus_tokens, queue_of(runner.device), told, stats)
+        speculator.decider = Watcher(
+            speculator, bonus_tokens, queue_of(runner.device, runner.max_num_reqs), told, stats
+        )
         return None
     if not speculator.use_confidence_head:
         logger.warning(
@@ -58,7 +60,7 @@ def start(runner: Any, extra: tuple[None, ...]) -> HostVerifier | DelayedVerifie
     if settings.form == "early-stop":
         verifier = HostVerifier(controller, StepTimes(times), speculator, *theirs)
     else:
-        alike, queue = ranks.world_size > 1, queue_of(runner.device)
+        alike, queue = ranks.world_size > 1, queue_of(runner.device, runner.max_num_reqs)
         verifier = DelayedVerifier(controller, DeviceTimes(times), queue, speculator, *theirs, wait=alike)
     verifier.listeners, verifier.stats = told, stats
     speculator.decider = runner.adaptive_verification = verifier

@@ -60,6 +60,7 @@ class Watcher:
     def settle(self, *, wait: bool) -> None:
         """Tell of the steps that are done; of all, if it is to `wait`."""
         for step, confidences, drafts, accepted, _, _ in self._ledger.arrived(keep=0, wait=wait):
+            self._queue.read(step.arrival)
             if drafts.any():
                 for listener in self._listeners:
                     listener.record(confidences, drafts, accepted, step.ids)

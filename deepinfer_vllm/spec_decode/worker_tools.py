@@ -32,7 +32,7 @@ class DSparkWorker:
             self.dspark_recorder = Recorder(Path(path), made_for(runner.vllm_config), logger.warning)
             bonus_tokens = runner.model_state.num_new_sampled_tokens_per_step
             self.dspark_decider = speculator.decider
-            queue = queue_of(runner.device)
+            queue = queue_of(runner.device, runner.max_num_reqs)
             speculator.decider = Watcher(speculator, bonus_tokens, queue, [self.dspark_recorder])
         return True
 

@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from deepinfer_vllm.checkpoint.backends import EngineBackend
 from deepinfer_vllm.spec_decode.arrivals import HostMoment, Queue
+from deepinfer_vllm.spec_decode.controller import Controller
+from deepinfer_vllm.spec_decode.cost_table import CostTable
+from deepinfer_vllm.spec_decode.device_times import DeviceTimes
+from deepinfer_vllm.spec_decode.shared_times import SharedTimes
 from engine.harness import poison, preempt_all_every
 from engine.test_dspark import COUNT, Case, accepted, make_case, poison_draft, start
 from engine.whims import runner_of, whims
@@ -28,9 +33,15 @@ class LateMoment(HostMoment):
 
 
 def late(verifier: Any) -> None:
-    """From now on what the verifier learns of a step arrives steps later, as on a device that lags behind."""
-    clock, ticks = iter(range(1, 10**9)), 0.001
-    verifier.queue = Queue(verifier.queue, lambda: LateMoment(lambda: ticks * next(clock)))
+    """From now on what the verifier learns of a step arrives steps later, as on a device that lags behind.
+
+    Its steps take a millisecond of a clock of their own, and all drafts are worth that.
+    """
+    clock, settings = iter(range(1, 10**9)), verifier.controller.settings
+    verifier.queue = Queue(torch.device("cpu"), 64, lambda: LateMoment(lambda: 0.001 * next(clock)))
+    costs = CostTable.measured([(1, 0, 0.001), (64, 0, 0.001)], [(1, 0, 0.00001), (64, 0, 0.00001)])
+    verifier.controller = Controller(None, costs, settings)
+    verifier.times = DeviceTimes(SharedTimes(verifier.controller))
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +56,7 @@ def backend(case: Case) -> Iterator[EngineBackend]:
         patch.setenv("DEEPINFER_VLLM_DSPARK_BUDGET", "delayed")
         backend = start(case, max_model_len=len(case.prompts[-1]) + COUNT)
     late(runner_of(backend).deepinfer_verifier)
+    assert runner_of(backend).max_num_reqs <= 64
     yield backend
     backend.close()
 
