@@ -174,7 +174,7 @@ def main() -> None:
     add("--dspark", action="store_true", help="with five drafts a step")
     add("--eager", action="store_true", help="without CUDA graphs")
     args = parser.parse_args()
-    args.root.mkdir(parents=True, exist_ok=True)
+    (args.root / "store").mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
     results = measure(args)
     if args.part == "bare":

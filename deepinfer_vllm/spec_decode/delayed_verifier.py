@@ -64,6 +64,7 @@ class DelayedVerifier(Trimming):
     def add_request(self, req_idx: int) -> None:
         """A request comes to a slot, or comes back to one after a preemption."""
         self._ready[req_idx] = False
+        self.controller.came()
         self._ledger.add_request(req_idx)
         self._forecast.forget(req_idx)
 

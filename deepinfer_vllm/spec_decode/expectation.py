@@ -64,6 +64,10 @@ class Expectation:
         """A step has passed."""
         self._weight *= 0.5 ** (1.0 / _HALF_LIFE)
 
+    def outdated(self) -> None:
+        """Requests are others than those that were seen: the next step counts alone."""
+        self._weight = 0.0
+
     def tokens(self, requests: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Numbers of drafts [65], rising from 0 to all, and the tokens [65] that a step would yield with each."""
         drafts, below, part = _numbers(requests * self._positions)

@@ -54,6 +54,7 @@ class HostVerifier(Trimming):
     def add_request(self, req_idx: int) -> None:
         """A request comes to a slot, or comes back to one after a preemption."""
         self._ready[req_idx] = False
+        self.controller.came()
         self._confidences[req_idx] = UNKNOWN
 
     def began(self, *, usual: bool, idle: bool) -> None:

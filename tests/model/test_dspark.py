@@ -100,6 +100,15 @@ def test_blocks_of_different_lengths(case: Case) -> None:
         assert_drafts(case, block, anchor, case.reference.draft(case.main_x(start), anchor, length))
 
 
+def test_a_request_may_say_what_blocks_are_drafted_from(case: Case) -> None:
+    """The release's noise, token 128799, also begins system messages: as an anchor it is a token like any other."""
+    draft, noise = case.draft, case.config.dspark_noise_token_id
+    draft.clear()
+    draft.store(0, case.states[:20], start=0)
+    hidden = draft.block([20], [noise], [5], noise)
+    assert_drafts(case, hidden, noise, case.reference.draft(case.main_x(20), noise, 5))
+
+
 @pytest.mark.parametrize("start", [2, 50])
 def test_a_block_after_an_accepted_prefix(case: Case, start: int) -> None:
     """A block's own rows stand where later context rows come; those of rejected tokens stay until they do."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deepinfer_vllm.spec_decode.calibration import Calibration
-from deepinfer_vllm.spec_decode.controller import Controller
+from deepinfer_vllm.spec_decode.controller import APART, Controller
 from deepinfer_vllm.spec_decode.cost_table import CostTable
 from deepinfer_vllm.spec_decode.settings import Form, Settings
 
@@ -94,6 +94,24 @@ def test_it_comes_back_when_drafts_become_good() -> None:
     assert not quiet(controller, 0.02, 64, 3000, true)[-1]
     drafted = quiet(controller, 0.9, 64, 6000, true)
     assert sum(drafted[-200:]) >= 190
+
+
+def test_new_requests_are_looked_at_soon_and_at_a_bounded_cost() -> None:
+    """Texts become easy as requests come, with the same load and costs; then they do not, and more requests come."""
+    true = costs(2e-4, draft_s=0.01)
+    controller = Controller(None, true, settings())
+    assert not quiet(controller, 0.02, 64, 3000, true)[-1]
+    for _ in range(64):
+        controller.came()
+    assert sum(quiet(controller, 0.9, 64, 2 * APART, true)) >= APART - 5
+    controller = Controller(None, true, settings())
+    quiet(controller, 0.02, 64, 3000, true)
+    drafted = []
+    for _ in range(40):
+        for _ in range(64):
+            controller.came()
+        drafted += quiet(controller, 0.02, 64, 50, true)
+    assert 5 <= sum(drafted) <= 2000 // APART + 10, "a look every so many steps, and those that are paid for anyway"
 
 
 def test_near_the_break_even_it_does_not_flap() -> None:
