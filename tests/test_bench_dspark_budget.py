@@ -95,9 +95,11 @@ def test_targets_are_read_off_the_replays() -> None:
 @pytest.mark.parametrize("requests", [16, 60])
 def test_ours_do_not_lose_where_every_draft_pays(requests: int) -> None:
     throughput = {
-        rule: replay(Scene(requests, rule, steps=150)).throughput for rule in ("fixed 5", "early stop", "delayed")
+        rule: replay(Scene(requests, rule, steps=150)).throughput
+        for rule in ("fixed 5", "early stop", "delayed", "ahead")
     }
     assert min(throughput["early stop"], throughput["delayed"]) >= 0.998 * throughput["fixed 5"]
+    assert throughput["ahead"] >= 0.995 * throughput["fixed 5"], "it learns whom to trim before it gains"
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -111,6 +113,7 @@ def test_the_command(tmp_path: Path) -> None:
         "vLLM's rule",
         "early stop",
         "delayed",
+        "ahead",
         "oracle",
     }
     assert done.returncode == (not all(target["met"] for target in found["targets"]))

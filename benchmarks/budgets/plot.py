@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 SIZE, LEFT, BOTTOM, TOP, RIGHT = (900, 480), 70, 50, 40, 150
-COLOURS = ("#0969da", "#bf3989", "#9a6700", "#57606a", "#cf222e", "#1a7f37")
+COLOURS = ("#0969da", "#bf3989", "#9a6700", "#57606a", "#cf222e", "#8250df", "#1a7f37")
 
 
 def plot(path: Path, title: str, lines: dict[str, list[tuple[int, float]]]) -> None:

@@ -148,7 +148,8 @@ def test_it_stands_where_vllm_has_its_manager(
     )
     for _ in range(2):
         decide_by_our_rule(module)
-    config = SimpleNamespace(speculative_config=SimpleNamespace(method=method), adaptive=True)
+    speculative = SimpleNamespace(method=method, enable_adaptive_verification=True)
+    config = SimpleNamespace(speculative_config=speculative, adaptive=True)
     made = module.maybe_create_adaptive_verification_manager(vllm_config=config, **verifier.arguments)
     assert type(made) is (type(verifier) if ours else AdaptiveVerificationManager)
     assert not ours or made.settings.form == "delayed"
