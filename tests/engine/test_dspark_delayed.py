@@ -62,22 +62,6 @@ def backend(case: Case) -> Iterator[EngineBackend]:
     backend.close()
 
 
-def test_answers_are_the_targets_whatever_is_decided(case: Case, backend: EngineBackend) -> None:
-    """In chunks, from the prefix cache, blocks left out at any time, requests preempted every few steps."""
-    poison(backend)
-    poison_draft(backend)
-    schedule = backend.scheduler.schedule
-    with whims(backend) as dice:
-        for preempted in (False, True):
-            if preempted:
-                preempt_all_every(backend, 4)
-            assert [f.ids for f in backend.generate_many(case.prompts, COUNT, logits=False)] == case.answers
-    backend.scheduler.schedule = schedule
-    assert any(0 < sum(drafts) < sum(there) for there, drafts in dice.plans)
-    assert any(0 in there and any(there) for there, _ in dice.plans), "some without drafts at hand, beside others"
-    assert accepted(backend)[1] > 0
-
-
 def test_it_learns_from_what_arrives(case: Case, backend: EngineBackend) -> None:
     """Its own controller is told of costs, outcomes and confidences; what it records are the drafts' own."""
     runner = runner_of(backend)
@@ -112,3 +96,19 @@ def test_it_learns_from_what_arrives(case: Case, backend: EngineBackend) -> None
     assert judged and all(confidences in drawn[name] for name, confidences in judged)
     assert all((outcome.accepted <= outcome.drafts).all() for outcome in told)
     assert sum(int(outcome.accepted.sum()) for outcome in told) > 0 and verifier._forecast.known
+
+
+def test_answers_are_the_targets_whatever_is_decided(case: Case, backend: EngineBackend) -> None:
+    """In chunks, from the prefix cache, blocks left out at any time, requests preempted every few steps."""
+    poison(backend)
+    poison_draft(backend)
+    schedule = backend.scheduler.schedule
+    with whims(backend) as dice:
+        for preempted in (False, True):
+            if preempted:
+                preempt_all_every(backend, 4)
+            assert [f.ids for f in backend.generate_many(case.prompts, COUNT, logits=False)] == case.answers
+    backend.scheduler.schedule = schedule
+    assert any(0 < sum(drafts) < sum(there) for there, drafts in dice.plans)
+    assert any(0 in there and any(there) for there, _ in dice.plans), "some without drafts at hand, beside others"
+    assert accepted(backend)[1] > 0
