@@ -14,8 +14,8 @@ from deepinfer_vllm.spec_decode.controller import Controller
 from deepinfer_vllm.spec_decode.cost_table import CostTable
 from deepinfer_vllm.spec_decode.device_times import DeviceTimes
 from deepinfer_vllm.spec_decode.shared_times import SharedTimes
-from engine.harness import poison, preempt_all_every
-from engine.test_dspark import COUNT, Case, accepted, make_case, poison_draft, start
+from engine.harness import preempt_all_every
+from engine.test_dspark import COUNT, Case, accepted, make_case, start
 from engine.whims import runner_of, whims
 
 
@@ -100,8 +100,6 @@ def test_it_learns_from_what_arrives(case: Case, backend: EngineBackend) -> None
 
 def test_answers_are_the_targets_whatever_is_decided(case: Case, backend: EngineBackend) -> None:
     """In chunks, from the prefix cache, blocks left out at any time, requests preempted every few steps."""
-    poison(backend)
-    poison_draft(backend)
     schedule = backend.scheduler.schedule
     with whims(backend) as dice:
         for preempted in (False, True):
