@@ -11,6 +11,9 @@ from deepinfer_vllm.eplb.policy import place
 
 Array = Any
 
+MOST_SLOTS, MOST_LOADS = 1 << 20, 1 << 28
+"""Of a layer; and of steps, layers and ranks multiplied, 2 GiB. No engine comes near."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -32,6 +35,11 @@ def analyse(counts: Array, ranks: int, physical: int, nodes: int = 1) -> tuple[R
     """counts [T, L, E], at least two steps, to all layers together and each. Raises EplbError."""
     if len(counts) < 2:
         raise EplbError("a trace of one step has no second half to measure a placement on; record more steps")
+    if physical > MOST_SLOTS or len(counts) * counts.shape[1] * ranks > MOST_LOADS:
+        raise EplbError(
+            f"{physical:,} slots on {ranks:,} ranks, over {len(counts):,} steps of {counts.shape[1]} layers, are more "
+            "than this takes; give fewer ranks or redundant experts"
+        )
     before, after = np.array_split(counts, 2)
     layers, experts = counts.shape[1:]
     placements = (

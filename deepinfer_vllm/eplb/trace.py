@@ -3,7 +3,6 @@
 import json
 import os
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,6 @@ from deepinfer_vllm.eplb.errors import EplbError
 
 MAX_BYTES = 1 << 30
 """Unpacked: four times what an engine records at most."""
-UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    ValueError,
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    MemoryError,
-)
-"""What zipfile, numpy and json raise for files that are damaged or none."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +46,14 @@ def read(path: Path) -> LoadTrace:
             if missing:
                 raise EplbError(f"{path}: no array named {min(missing)}: not a trace of expert loads")
             counts, raw = stored["counts"], stored["meta"]
+            if not isinstance(counts, np.ndarray) or not isinstance(raw, np.ndarray):
+                raise EplbError(f"{path}: counts and meta are not both arrays: not a trace of expert loads")
         meta = json.loads(raw.tobytes())
     except EplbError:
         raise
-    except UNREADABLE as error:
+    except Exception as error:  # zipfile, its decompressors, numpy's headers and json each have errors of their own
+        if isinstance(error, OSError) and error.errno is not None:  # bz2's has none
+            raise
         why = " ".join(str(error).split()) or type(error).__name__
         raise EplbError(f"{path}: not a trace of expert loads: {why}") from None
     if not isinstance(meta, dict):

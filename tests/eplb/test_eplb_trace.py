@@ -81,6 +81,47 @@ def test_a_header_that_promises_too_much_is_no_trace(tmp_path: Path) -> None:
         trace.read(path)
 
 
+def packed(path: Path, counts: bytes, meta: bytes, names: tuple[str, str], compression: int) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in zip(names, (counts, meta), strict=True):
+            archive.writestr(name, content)
+    return path
+
+
+def stored(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("counts", "meta", "names"),
+    [
+        (b"no header", stored(meta_of(META)), ("counts", "meta.npy")),
+        (stored(COUNTS), b"{}", ("counts.npy", "meta")),
+        (stored(COUNTS).replace(b"(12, 2, 8)", b"(True, 2,)"), stored(meta_of(META)), ("counts.npy", "meta.npy")),
+    ],
+)
+def test_members_that_are_no_arrays_are_no_trace(
+    tmp_path: Path, counts: bytes, meta: bytes, names: tuple[str, str]
+) -> None:
+    with pytest.raises(EplbError, match="not a trace"):
+        trace.read(packed(tmp_path / "a.npz", counts, meta, names, zipfile.ZIP_STORED))
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_no_decompressor_takes_is_no_trace(tmp_path: Path, compression: int) -> None:
+    names = "counts.npy", "meta.npy"
+    path = packed(tmp_path / "a.npz", stored(COUNTS), stored(meta_of(META)), names, compression)
+    whole = bytearray(path.read_bytes())
+    assert (trace.read(path).counts == COUNTS).all()
+    begins = whole.index(b"counts.npy") + len("counts.npy")
+    whole[begins + 13 : begins + 63] = bytes(50)
+    path.write_bytes(whole)
+    with pytest.raises(EplbError, match="not a trace"):
+        trace.read(path)
+
+
 @given(st.data())
 def test_damaged_files_are_traces_or_one_line(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("damaged") / "a.npz"
@@ -121,6 +162,8 @@ def test_analyze_shows_every_layer_and_draws(tmp_path: Path, capsys: pytest.Capt
         ({"ranks": 2, "physical": 4}, 12, [], "4 slots on 2 ranks"),
         (META, 12, ["--ranks", "2", "--nodes", "3"], "2 ranks on 3 nodes"),
         (META, 12, ["--plot", "/nowhere/a.png"], "/nowhere/a.png: No such file"),
+        (META, 12, ["--redundant", "1000000000000"], "1,000,000,000,008 slots on 2 ranks"),
+        ({"ranks": 10**12}, 12, [], "on 1,000,000,000,000 ranks"),
     ],
 )
 def test_analyze_ends_with_one_line(
