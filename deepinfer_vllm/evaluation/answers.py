@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer_vllm.evaluation.questions import Question
+from deepinfer_vllm.evaluation.settings import sampling_params
 
 
 @dataclass
@@ -62,16 +63,14 @@ def answered(
 
 def _added(engine: Any, item: Pending) -> str | None:
     """Give the item's questions to the engine; the reason where it refuses one, and then it has none of them."""
-    from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind
 
     names = item.request_ids()
+    fixed = {"skip_special_tokens": False, "output_kind": RequestOutputKind.FINAL_ONLY.value}
     for number, (name, question) in enumerate(zip(names, item.questions, strict=True)):
         try:
-            params = SamplingParams(
-                **question.sampling, skip_special_tokens=False, output_kind=RequestOutputKind.FINAL_ONLY
-            )
+            params = sampling_params({**question.sampling, **fixed})
             engine.add_request(name, {"prompt_token_ids": question.token_ids}, params)
         except (ValueError, VLLMClientError) as error:
             engine.abort_request(names[:number])

@@ -55,7 +55,8 @@ class Asker:
             ids, _ = self._prompt(item, item.question, "off")
             return [self._likelihood(ids, option) for option in item.options]
         ids, thinks = self._prompt(item, text_of(item), self._settings.thinking)
-        stop = [*(self._settings.sampling.get("stop") or []), *item.stop]
+        given = self._settings.sampling.get("stop") or []
+        stop = [*([given] if isinstance(given, str) else given), *item.stop]
         return [
             Question(ids, {**self._sampling, "stop": stop or None, "seed": self._seed(item, sample)}, thinks)
             for sample in range(self._settings.samples)

@@ -14,10 +14,13 @@ from typing import Any, Literal
 
 from deepinfer_vllm import __version__, envs
 from deepinfer_vllm.evaluation.errors import EvaluationError
-from deepinfer_vllm.evaluation.task import Task
+from deepinfer_vllm.evaluation.task import Task, encodable
 
 Choices = Literal["letter", "loglikelihood"]
-OWN_SAMPLING = {"n", "seed", "max_tokens", "temperature", "logprobs", "prompt_logprobs", "detokenize"}
+OWN_SAMPLING = {
+    *("n", "seed", "max_tokens", "temperature", "logprobs", "prompt_logprobs", "detokenize"),
+    *("output_kind", "skip_special_tokens"),
+}
 """Sampling parameters that have a flag, or that reading the answer needs as they are."""
 
 
@@ -48,6 +51,9 @@ class Settings:
                 f"--thinking {self.thinking}: an option's log-likelihood is that without; leave it off"
             )
         template_arguments(self.thinking)
+        if not encodable(self.system):
+            raise EvaluationError(f"--system {self.system!r} is not UTF-8")
+        sampling_params(self.sampling)
 
     def greedy_unless_sampled(self) -> float | None:
         """The temperature, or None for the checkpoint's."""
@@ -84,6 +90,20 @@ def template_arguments(thinking: str) -> dict[str, Any]:
         effort = int(thinking) if thinking.isdecimal() else thinking
         return {"thinking": True, "enable_thinking": True, "reasoning_effort": effort}
     raise EvaluationError(f"--thinking {thinking!r}: auto, on, off, low, high, xhigh, max or a number from 1 to 100")
+
+
+def sampling_params(values: Mapping[str, Any]) -> Any:
+    """vLLM's SamplingParams of values as JSON has them, nested objects too.
+
+    Raises EvaluationError for a value of another type or beyond its limits.
+    """
+    import msgspec
+    from vllm import SamplingParams
+
+    try:
+        return msgspec.convert(values, SamplingParams, strict=False)
+    except Exception as error:  # msgspec's and vLLM's own are no ValueErrors
+        raise EvaluationError(f"sampling parameters: {' '.join(str(error).split())}") from error
 
 
 def engine_names() -> list[str]:

@@ -69,6 +69,15 @@ def read_task(where: str) -> Task:
     return Task(name, hashlib.sha256(content).hexdigest(), _items(where, content))
 
 
+def encodable(value: Any) -> bool:
+    """Whether all text of a JSON value is Unicode: no half of a surrogate pair, which no tokenizer takes."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _items(where: str, content: bytes) -> tuple[Item, ...]:
     try:
         lines = content.decode("utf-8-sig").split("\n")
@@ -96,6 +105,8 @@ def _item(value: Any, number: str) -> Item:
     """Raises ValueError with what is wrong."""
     if not isinstance(value, dict):
         raise ValueError('a line is {"question": ..., "answer": ...}')
+    if not encodable(value):
+        raise ValueError("half of a surrogate pair, \\ud800 to \\udfff, by itself: no character, so no tokens")
     unknown = sorted(value.keys() - FIELDS)
     if unknown and "kind" in value:
         raise ValueError(f"unknown field {unknown[0]!r}; there are {', '.join(sorted(FIELDS))}")

@@ -17,7 +17,7 @@ import torch
 from deepinfer_vllm.checkpoint.tokenizer import build_tokenizer
 from deepinfer_vllm.cli import main
 from deepinfer_vllm.evaluation.questions import Asker
-from deepinfer_vllm.evaluation.settings import Settings
+from deepinfer_vllm.evaluation.settings import Settings, sampling_params
 from deepinfer_vllm.evaluation.task import read_task
 from deepinfer_vllm.training.architecture import TRAINED, trained_architecture
 from deepinfer_vllm.training.shipped import shipped_weights, write_trained
@@ -198,6 +198,12 @@ def test_the_likelihood_of_an_option_is_the_models(
         (["--engine-arg", "model=x"], "--engine-arg model: vLLM has no such name"),
         (["--sampling", "temprature=1"], "--sampling temprature: vLLM has no such name"),
         (["--sampling", "n=2"], "--sampling n: vLLM has no such name"),
+        (["--sampling", "output_kind=1"], "--sampling output_kind: vLLM has no such name"),
+        (["--sampling", "top_p=abc"], "sampling parameters: Expected `float`, got `str` - at `$.top_p`"),
+        (["--sampling", "top_p=2"], "top_p must be in (0, 1], got 2.0"),
+        (["--sampling", "stop=5"], "got `int` - at `$.stop`"),
+        (["--sampling", 'structured_outputs={"regex": "a", "choice": ["b"]}'], "only use one kind of structured outputs"),
+        (["--system", os.fsdecode(b"\xff")], "--system '\\udcff' is not UTF-8"),
         (["--out", "/dev/null"], "name another place by --out"),
     ],
 )
@@ -234,6 +240,19 @@ def test_what_is_recorded_is_what_answers_depend_on(pair: Path, monkeypatch: pyt
     config.write_text(before + " ")
     assert settings.recorded(TASK, str(pair))["weights"] != found["weights"]
     config.write_text(before)
+
+
+def test_sampling_parameters_are_what_json_says(pair: Path) -> None:
+    """One text that ends replies is not its letters; objects become vLLM's own."""
+    from vllm.tokenizers.deepseek_v41 import DeepseekV41Tokenizer
+
+    params = sampling_params({"structured_outputs": {"regex": "[0-9]+"}, "logit_bias": {"7": 5}, "stop": None})
+    assert params.structured_outputs.regex == "[0-9]+" and params.logit_bias == {7: 5.0}
+    item = next(item for item in TASK.items if item.id == "count-up")
+    tokenizer = DeepseekV41Tokenizer.from_pretrained(str(pair))
+    for stop in ("END", ["END"]):
+        (question,) = Asker(tokenizer, Settings(sampling={"stop": stop}), {}).questions(item)
+        assert question.sampling["stop"] == ["END", "\n"]
 
 
 @pytest.mark.parametrize(

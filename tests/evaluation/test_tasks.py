@@ -101,6 +101,9 @@ GOOD = {"question": "?", "answer": "x"}
         ({**GOOD, "stop": [1]}, "stop is no list of texts"),
         ({**GOOD, "id": 1.5}, "id 1.5 is neither text nor a whole number"),
         ({**GOOD, "id": 1}, "the id '1' is that of an earlier line"),
+        ({**GOOD, "id": "\ud800"}, "half of a surrogate pair"),
+        ({"question": "a\udfffb", "answer": "x"}, "half of a surrogate pair"),
+        ({"question": "?", "answer": "A", "choices": ["x", "\udc80"]}, "half of a surrogate pair"),
     ],
 )
 def test_a_bad_line_is_one_message(tmp_path: Path, line: Any, says: str) -> None:
