@@ -62,8 +62,11 @@ def _started(model: str, arguments: dict[str, Any]) -> Iterator[Any]:
     disable_envs_cache()
     if current_platform.is_cpu():
         arguments = {**CPU_ARGUMENTS, **arguments}
-    with refusals():
-        llm = LLM(model, **arguments)
+    try:
+        with refusals():
+            llm = LLM(model, **arguments)
+    except OSError as error:  # no such directory, and nothing of that name where vLLM looks then
+        raise EngineError(f"{model}: {' '.join(str(error).split())}") from error
     try:
         yield llm
     finally:

@@ -19,6 +19,7 @@ class Pending:
     outputs: dict[int, Any] = field(default_factory=dict)
 
     def request_ids(self) -> list[str]:
+        """One a question; `rpartition("/")` gives the key and the question's place again."""
         return [f"{self.key}/{number}" for number in range(len(self.questions))]
 
 

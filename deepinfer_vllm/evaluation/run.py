@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -12,6 +11,7 @@ from typing import Any
 
 from deepinfer_vllm.evaluation.answers import answered
 from deepinfer_vllm.evaluation.errors import EvaluationError
+from deepinfer_vllm.evaluation.json_file import write_json
 from deepinfer_vllm.evaluation.questions import Asker, Question
 from deepinfer_vllm.evaluation.records import failed, record, scored
 from deepinfer_vllm.evaluation.results_file import ResultsFile
@@ -60,7 +60,7 @@ def evaluate(
         "settings": recorded,
         "strict": settings.strict,
     }
-    _write(path.with_suffix(".summary.json"), summary)
+    write_json(path.with_suffix(".summary.json"), summary)
     return summary
 
 
@@ -118,14 +118,3 @@ def engine_arguments(model: str, settings: Settings) -> Json:
         config = {}
     ours = isinstance(config, dict) and config.get("model_type") == "deepseek_v41"
     return {**({"tokenizer_mode": "deepseek_v41"} if ours else {}), **settings.engine}
-
-
-def _write(path: Path, value: Json) -> None:
-    """Whole or not at all. Raises EvaluationError."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(value, indent=1) + "\n")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise EvaluationError(f"{path}: {error.strerror}") from None

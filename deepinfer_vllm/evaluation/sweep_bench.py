@@ -41,12 +41,16 @@ def command(url: str, point: Point, slo: dict[str, float], prompts: int, seed: i
 def run_point(words: Sequence[str], log: Path) -> Json:
     """Run it; what is `KEPT` of its result. `log` holds what it said, and stays.
 
-    Raises PointFailed where it fails, no request was answered, or its result is none; OSError where `log` cannot be
-    written. KeyboardInterrupt ends the process too.
+    Raises PointFailed where it fails, no request was answered, or its result is none; EvaluationError where `log`
+    cannot be written. KeyboardInterrupt ends the process too.
     """
     with tempfile.TemporaryDirectory(prefix="deepinfer-sweep-") as folder:
         kept = ["--save-result", "--result-dir", folder, "--result-filename", "result.json"]
-        with log.open("wb") as out:
+        try:
+            out = log.open("wb")
+        except OSError as error:
+            raise EvaluationError(f"{log}: {error.strerror}; the same command continues") from None
+        with out:
             process = subprocess.Popen(
                 [*words, *kept],
                 stdin=subprocess.DEVNULL,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from deepinfer_vllm.evaluation.json_file import write_json
 from deepinfer_vllm.evaluation.results_file import ResultsFile
 from deepinfer_vllm.evaluation.sweep_bench import PointFailed, command, run_point
 from deepinfer_vllm.evaluation.sweep_grid import Point
@@ -53,7 +52,7 @@ def sweep(
         progress(len(points), "")
         measured = [{**_described(point), **_result(point, results.records, failed)} for point in points]
     whole = {"settings": settings, "points": measured}
-    _write(out / "sweep.json", whole)
+    write_json(out / "sweep.json", whole)
     return whole
 
 
@@ -68,9 +67,3 @@ def _result(point: Point, records: dict[str, Json], failed: dict[str, str]) -> J
     if point.name in failed:
         return {"error": failed[point.name]}
     return {name: value for name, value in records[point.name].items() if name != "id"}
-
-
-def _write(path: Path, value: Json) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(beside, path)

@@ -217,13 +217,15 @@ def test_bad_input_is_one_line(
 
 
 def test_what_vllm_refuses_is_one_line(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An engine argument of the wrong value, and a directory without a model."""
+    """An engine argument of the wrong value, a directory without a model, and none that is there at all."""
     assert main.run(command(pair, tmp_path / "a", "--engine-arg", "dtype=float33")) == 1
     assert main.run(["eval", "--task", "builtin:mixed", str(tmp_path), "--out", str(tmp_path / "b")]) == 1
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("deepinfer: eval: ")]
-    assert (
-        len(errors) == 2 and errors[0].startswith("deepinfer: eval: dtype = 'float33': ") and str(tmp_path) in errors[1]
-    )
+    assert main.run(["eval", "--task", "builtin:mixed", str(tmp_path / "no"), "--out", str(tmp_path / "c")]) == 1
+    assert main.run(["eval", "--task", "builtin:mixed", "no-such-model", "--out", str(tmp_path / "d")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line.removeprefix("deepinfer: eval: ") for line in lines if line.startswith("deepinfer: eval: ")]
+    assert len(errors) == 4 and errors[0].startswith("dtype = 'float33': ") and str(tmp_path) in errors[1]
+    assert str(tmp_path / "no") in errors[2] and errors[3].startswith("no-such-model: ")
 
 
 def test_what_is_recorded_is_what_answers_depend_on(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

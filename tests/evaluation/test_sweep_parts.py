@@ -13,7 +13,8 @@ import pytest
 from deepinfer_vllm.cli import main
 from deepinfer_vllm.cli.sweep import table
 from deepinfer_vllm.evaluation.errors import EvaluationError
-from deepinfer_vllm.evaluation.sweep_bench import command
+from deepinfer_vllm.evaluation.json_file import write_json
+from deepinfer_vllm.evaluation.sweep_bench import command, run_point
 from deepinfer_vllm.evaluation.sweep_grid import Point, grid, objectives
 from deepinfer_vllm.evaluation.sweep_plot import plot
 
@@ -135,3 +136,13 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
         plot({**whole, "points": whole["points"][-1:]}, tmp_path / "d.png")
     with pytest.raises(EvaluationError, match=r"absent/e.png: No such file"):
         plot(whole, tmp_path / "absent" / "e.png")
+
+
+def test_what_the_disk_refuses_is_one_line(tmp_path: Path) -> None:
+    """A directory where a point's log or the results should go; nothing is left beside it."""
+    (tmp_path / "log").mkdir()
+    with pytest.raises(EvaluationError, match="log: Is a directory; the same command continues"):
+        run_point(["true"], tmp_path / "log")
+    with pytest.raises(EvaluationError, match="log: Is a directory; the same command continues"):
+        write_json(tmp_path / "log", {})
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
