@@ -202,7 +202,7 @@ def test_the_likelihood_of_an_option_is_the_models(
         (["--sampling", "top_p=abc"], "sampling parameters: Expected `float`, got `str` - at `$.top_p`"),
         (["--sampling", "top_p=2"], "top_p must be in (0, 1], got 2.0"),
         (["--sampling", "stop=5"], "got `int` - at `$.stop`"),
-        (["--sampling", 'structured_outputs={"regex": "a", "choice": ["b"]}'], "only use one kind of structured outputs"),
+        (["--sampling", 'structured_outputs={"regex": "a", "json": {}}'], "only use one kind of structured outputs"),
         (["--system", os.fsdecode(b"\xff")], "--system '\\udcff' is not UTF-8"),
         (["--out", "/dev/null"], "name another place by --out"),
     ],
