@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb gpu-pack soak lmcache nixl wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb bench-chunking gpu-pack soak lmcache nixl wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-router: $(INSTALLED) ## speed of the router beside vllm-router, which is i
 
 bench-eplb: $(INSTALLED) ## balance of experts under our placements and others' on replayed loads; 10 minutes
 	$(BIN)/python benchmarks/eplb.py
+
+bench-chunking: $(INSTALLED) ## time between tokens and prefill with chunks by cost beside fixed ones and P-PAS; 10 minutes
+	@missed=0; for part in $(sort $(wildcard benchmarks/chunking*.py)); do $(BIN)/python $$part || missed=1; done; exit $$missed
 
 gpu-pack: $(INSTALLED) ## what a GPU host with vLLM 0.33 and no network needs of this project, into build/gpu/
 	PYTHON=$(BIN)/python bash benchmarks/gpu/pack.sh build/gpu

@@ -11,7 +11,7 @@ MAX_SECONDS = 3600.0
 
 _LEAST = 8  # observations before the prior is touched
 _EVERY = 128
-ANCHORS = [(q, c) for q in (256, 4096, 32_768, 262_144) for c in (0, 16_384, 262_144)]
+_ANCHORS = [(q, c) for q in (256, 4096, 32_768, 262_144) for c in (0, 16_384, 262_144)]
 
 
 class OnlineFit:
@@ -32,7 +32,7 @@ class OnlineFit:
         """Those that no engine can have taken."""
         self._due = _LEAST
         self._recent = Recent()
-        self._anchors = self._features(*zip(*ANCHORS, strict=True))
+        self._anchors = self._features(*zip(*_ANCHORS, strict=True))
 
     @property
     def observations(self) -> int:

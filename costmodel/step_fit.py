@@ -5,22 +5,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from deepinfer_costmodel.cost import clipped
-from deepinfer_costmodel.fit import ANCHORS, MAX_SECONDS
+from deepinfer_costmodel.fit import MAX_SECONDS
 from deepinfer_costmodel.huber import Floats, huber
 from deepinfer_costmodel.recent import Recent
 from deepinfer_costmodel.step import MOST_SECONDS, Load, StepCost
 
 _EVERY = 64
 _SURPRISE = 0.25  # of what was measured: farther off, the next fit comes sooner
-_DECODES = [(count, count * context) for count in (1, 64, 512) for context in (256, 16_384)]
-_EMBEDS = 1024
 
 
 class StepFit:
     """Bounded, non-negative coefficients of whole steps, over recent observations of all sizes (`Recent`).
 
-    As with `OnlineFit` the prior's shape, scaled to what was seen, decides what observations leave open; the first one
-    already sets the scale. `observe` takes some microseconds and `refit` a few milliseconds: call that where nobody
+    The prior's shape, scaled to what was seen, decides what observations leave open; the first one already sets the
+    scale. `observe` takes some microseconds and `refit` a few milliseconds: call that where nobody
     waits, once it is due. One thread.
     """
 
@@ -33,11 +31,6 @@ class StepFit:
         self._recent = Recent()
         self._due = 1
         self._fitted = 0
-        cap = prior.prefill.cap_tokens
-        anchors = [Load().chunk(q, c, cap) for q, c in ANCHORS]
-        anchors += [Load(decodes=count, context=context) for count, context in _DECODES]
-        anchors += [Load(embeds=_EMBEDS).chunk(_EMBEDS, 0, cap)]
-        self._anchors = self._features(anchors)
 
     @property
     def observations(self) -> int:
@@ -76,9 +69,7 @@ class StepFit:
         loads, seconds, weights = self._recent.observed()
         self._fitted = self.observations
         self._due = self._fitted + min(self._fitted, _EVERY)
-        terms = huber(
-            self._features(loads), np.asarray(seconds), np.asarray(weights), self._anchors, np.asarray(self._vector())
-        )
+        terms = huber(self._features(loads), np.asarray(seconds), np.asarray(weights), np.asarray(self._vector()))
         if terms is not None:
             self.cost = self._cost(terms)
 

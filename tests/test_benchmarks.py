@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
+    "chunking.py",
+    "chunking_decision.py",
     "determinism.py",
     "dspark_budget.py",
     "dspark.py",
@@ -41,6 +43,8 @@ def test_help_has_an_example(script: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["chunking.py", "--sizes", "8"], "--sizes 8: must lie in 16..2048"),
+        (["chunking_decision.py", "--requests", "0"], "--requests 0: must lie in 1..4096"),
         (["model.py", "--preset", "huge"], "invalid choice: 'huge'"),
         (["model.py", "--preset", "tiny"], "do not fit the 8192 positions of --preset tiny: add --quick"),
         (["model.py", "--dtype", "bfloat16"], "must name float32"),
