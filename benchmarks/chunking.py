@@ -57,7 +57,11 @@ def main() -> None:
             engine = start(__file__, contender, checkpoint, options)
             try:
                 engine.ready()
-                asked = {"cycles": args.cycles, "warm": args.warm if contender.kind == "ours" else 0}
+                asked = {
+                    "cycles": args.cycles,
+                    "warm": args.warm if contender.kind == "ours" else 0,
+                    "first": 4 if args.quick else None,
+                }
                 rows.append(row(contender.name, contender.kind, json.loads(engine.ask(json.dumps(asked)))))
             finally:
                 engine.close()
@@ -94,19 +98,19 @@ def _say(text: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--quick", action="store_true", help="few contenders; for a look, not for a record")
-    add("--cycles", type=int, default=1, help="of 12 prompts, some 38,000 tokens; default: 1")
+    add("--quick", action="store_true", help="few contenders and four prompts each; for a look, not for a record")
+    add("--cycles", type=int, default=1, help="of 20 prompts, some 27,000 tokens; default: 1")
     add("--warm", type=int, default=1, help="cycles before these, for the scheduler that learns; default: 1")
     add("--streams", type=int, default=12, help="requests that decode all the time; default: 12")
-    add("--sizes", type=int, nargs="+", help="fixed sizes, in tokens of a step; default: 40 48 64 80 128 512")
-    add("--caps", type=int, nargs="+", help="of P-PAS under pressure; default: 64")
-    add("--times", type=float, default=3.0, help="the target, in steps of decodes alone; default: 3")
+    add("--sizes", type=int, nargs="+", help="fixed sizes, in tokens of a step; default: 32 36 40 48 64 256")
+    add("--caps", type=int, nargs="+", help="of P-PAS under pressure; default: 40")
+    add("--times", type=float, default=2.2, help="the target, in steps of decodes alone; default: 2.2")
     add("--target-ms", type=float, help="the target itself")
     add("--clock", choices=("wall", "processor"), default="wall", help="processor: for a machine with other work")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for chunking.json, .md and .svg")
     add("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    usual = ([64, 512], [64]) if args.quick else ([40, 48, 64, 80, 128, 512], [64])
+    usual = ([40], [40]) if args.quick else ([32, 36, 40, 48, 64, 256], [40])
     for option, value in zip(("sizes", "caps"), usual, strict=True):
         if getattr(args, option) is None:
             setattr(args, option, value)

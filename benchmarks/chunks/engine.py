@@ -52,7 +52,7 @@ def start(script: str, contender: Contender, checkpoint: Path, options: dict[str
 
 
 def serve(text: str) -> None:
-    """In the engine's process: answer each line {"cycles", "warm"} with what that load took, and "decode" with
+    """In the engine's process: answer each line {"cycles", "warm", "first"} with what that load took, and "decode" with
     the seconds of a step in which only streams run."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     contender, checkpoint, options = json.loads(text)
@@ -68,8 +68,8 @@ def serve(text: str) -> None:
         if asked == "decode":
             answer(json.dumps(load.decode_step(30)))
             continue
-        load.run(prompt_lengths(asked["warm"], seed=2), seed=2)
-        measured = load.run(prompt_lengths(asked["cycles"], seed=1), seed=1)
+        load.run(prompt_lengths(asked["warm"], seed=2)[: asked["first"]], seed=2)
+        measured = load.run(prompt_lengths(asked["cycles"], seed=1)[: asked["first"]], seed=1)
         settled = [abs(said / took - 1) for said, took in predictions[SETTLED:]]
         answer(json.dumps({**vars(measured), "errors": settled, "steps": len(predictions)}))
 

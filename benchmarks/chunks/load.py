@@ -1,4 +1,4 @@
-"""The load: requests that decode, more and fewer and none, and prompts that come by ones and by threes."""
+"""The load: requests that decode all the time, and prompts of all lengths that come by ones and by threes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-STREAM_PROMPT, STREAM_ANSWERS = 48, (30, 120)
+STREAM_PROMPT, STREAM_ANSWER = 48, 9000
 SHORT, LONG, PROMPT_ANSWER = (256, 2048), 10_240, 4
-"""Tokens of prompts: three short ones, even by logarithm, to one that is long."""
-GROUP = 4
-STREAMS = (1.0, 0.5, 0.0)
-"""The part of the streams that are kept up while a group of prompts is answered, in turn."""
+"""Tokens of prompts: nineteen short ones, even by logarithm, to one that is long."""
+CYCLE = 20
 BACKLOGS = (1, 3)
-"""Prompts that are there at a time, in turn for each."""
+"""Prompts that are there at a time, in turn for four of them."""
 VOCABULARY = 900
 
 
 def prompt_lengths(cycles: int, seed: int) -> list[int]:
-    """Lengths of three groups, of three short prompts and a long one in any order, so many times."""
+    """Lengths of nineteen short prompts and a long one in any order, so many times."""
     rng, lengths = Random(seed), []
-    for _ in range(cycles * len(STREAMS)):
-        group = [int(SHORT[0] * (SHORT[1] / SHORT[0]) ** rng.random()) for _ in range(GROUP - 1)]
-        group.append(LONG)
-        rng.shuffle(group)
-        lengths += group
+    for _ in range(cycles):
+        cycle = [int(SHORT[0] * (SHORT[1] / SHORT[0]) ** rng.random()) for _ in range(CYCLE - 1)]
+        cycle.append(LONG)
+        rng.shuffle(cycle)
+        lengths += cycle
     return lengths
 
 
@@ -59,13 +57,11 @@ class Load:
         left = list(enumerate(lengths))
         began = self._clock()
         while left or self._prompts_out:
-            wanted = BACKLOGS[len(names) % len(BACKLOGS)]
+            wanted = BACKLOGS[len(names) // 4 % 2]
             while left and len(self._prompts_out) < wanted:
                 names.append(self._add(left.pop(0)[1], PROMPT_ANSWER, rng, self._prompts_out))
-            done = len(names) - len(self._prompts_out)
-            streams = self._streams * STREAMS[done // GROUP % len(STREAMS)]
-            while len(self._streams_out) < streams:
-                self._add(STREAM_PROMPT, self._rng.randint(*STREAM_ANSWERS), self._rng, self._streams_out)
+            while len(self._streams_out) < self._streams:
+                self._add(STREAM_PROMPT, STREAM_ANSWER, self._rng, self._streams_out)
             self._step(measured)
         measured.seconds = self._clock() - began
         measured.answers = [self._answers.pop(name) for name in names]
@@ -74,7 +70,7 @@ class Load:
     def decode_step(self, count: int) -> float:
         """Median seconds of `count` steps in which only streams run."""
         while len(self._streams_out) < self._streams:
-            self._add(STREAM_PROMPT, STREAM_ANSWERS[1], self._rng, self._streams_out)
+            self._add(STREAM_PROMPT, STREAM_ANSWER, self._rng, self._streams_out)
         took = []
         for _ in range(self._streams + count):
             began = self._clock()
