@@ -1,5 +1,6 @@
 """Small files that readers never see half-written."""
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -12,6 +13,7 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
         FileExistsError: it is there, and `replace` is False.
         OSError: it cannot be written.
     """
+    refuse_special(path)
     new = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
@@ -22,3 +24,9 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
             os.link(new, path)
     finally:
         new.unlink(missing_ok=True)
+
+
+def refuse_special(path: Path) -> None:
+    """Raise OSError for a device, a pipe or a directory: what replaces files would put one in place of /dev/null."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is no regular file", str(path))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer_kvstore.whole_file import refuse_special
 from deepinfer_vllm.eplb.errors import EplbError
 
 MAX_BYTES = 1 << 30
@@ -28,10 +30,14 @@ class LoadTrace:
 def write(path: Path, counts: Any, meta: dict[str, Any]) -> None:
     """Write a trace whole or not at all. Raises OSError, and EplbError for counts that `read` would refuse."""
     whole = np.ascontiguousarray(_checked(np.asarray(counts), str(path)), dtype=np.int32)
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
-        np.savez_compressed(file, counts=whole, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8))
-    os.replace(beside, path)
+    refuse_special(path)
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(8)}")  # of this writer alone: engines may share a file
+    try:
+        with beside.open("wb") as file:
+            np.savez_compressed(file, counts=whole, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8))
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def read(path: Path) -> LoadTrace:

@@ -86,10 +86,12 @@ class Costs:
             self._warn(f"costs of steps are not written: {error}")
 
     def _read(self) -> StepTable | None:
-        if self._path is None or not self._path.exists():
+        if self._path is None:
             return None
         try:
             return read_step_table(self._path)
+        except FileNotFoundError:
+            return None
         except (CostError, OSError) as error:
             self._warn(f"costs of steps are not read: {error}")
             return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer_kvstore.whole_file import refuse_special
 from deepinfer_vllm.kv_connector.weights_digest import directory_digest
 from deepinfer_vllm.spec_decode.calibration import Calibration
 
@@ -57,6 +58,7 @@ def checkpoint_digest(directory: Path) -> str:
 
 def write(path: Path, calibration: Calibration, made: Made) -> None:
     """Write the file, whole or not at all. Raises OSError."""
+    refuse_special(path)
     value = {"schema": SCHEMA, **made.__dict__, **calibration.__dict__}
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,6 +1,8 @@
 """What whole steps take: the formula, its fit, and the file between two engines."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from math import inf, nan
 from pathlib import Path
 from random import Random
@@ -142,3 +144,36 @@ def test_other_coefficients_are_refused(tmp_path: Path, change: dict[str, Any], 
     path.write_text(json.dumps({"schema": "deepinfer.step-costs/1", "sets": {"full": value}}))
     with pytest.raises(CostError, match=f"{path}: costs 'full': .*{said}"):
         read_step_table(path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Path, kind: str) -> None:
+    """A pipe would keep the reader waiting; in place of /dev/null a file would be bad for the whole machine."""
+    path = tmp_path / "costs.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/null")
+    with pytest.raises(CostError, match="no regular file"):
+        read_step_table(path)
+    with pytest.raises(OSError, match="no regular file"):
+        StepTable({"full": ENGINES["CPU"]}, {"full": "a test"}).write(path)
+    assert list(tmp_path.iterdir()) == [path] and not path.is_file()
+
+
+def test_writers_at_once_leave_a_whole_file(tmp_path: Path) -> None:
+    """An engine's own thread and its end, or two engines that have the same process id in their containers."""
+    path = tmp_path / "costs.json"
+    sources = ["s" * length for length in (1, 1 << 10, 1 << 18)]
+
+    def write(source: str) -> None:
+        for _ in range(50):
+            StepTable({"full": ENGINES["CPU"]}, {"full": source}).write(path)
+            assert read_step_table(path).sources["full"] in sources
+
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(write, source) for source in sources]:
+            done.result()
+    assert list(tmp_path.iterdir()) == [path]

@@ -142,6 +142,14 @@ def test_counts_that_no_reader_takes_are_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_no_device_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    path.symlink_to("/dev/null")
+    with pytest.raises(OSError, match="no regular file"):
+        trace.write(path, COUNTS, META)
+    assert list(tmp_path.iterdir()) == [path] and not path.is_file()
+
+
 def test_analyze_shows_every_layer_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace.write(tmp_path / "a.npz", COUNTS, META)
     assert run(["eplb", "analyze", str(tmp_path / "a.npz")]) == 0

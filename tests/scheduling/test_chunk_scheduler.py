@@ -223,6 +223,17 @@ def test_a_directory_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_cannot_even_be_looked_for_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
+) -> None:
+    settings(COSTS=tmp_path / ("x" * 300))
+    engine = start(monkeypatch, make())
+    engine.add(request("p", 500, 3))
+    engine.run()
+    engine.scheduler.shutdown()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_costs_of_another_kind_of_model_are_not_used(settings: Any, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     StepTable({"full": TRUE}, {"full": "a model without an index"}).write(file)
