@@ -9,12 +9,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 from experts import generator, rivals  # noqa: E402
-from experts.measure import drawn_loads, hard_bound, noise_floor  # noqa: E402
+from experts.measure import hard_bound, noise_floor  # noqa: E402
 from experts.replay import OURS, RIVALS, initial, replay  # noqa: E402
 from experts.report import targets  # noqa: E402
 from experts.scenes import PREFILL, Scene, scenes  # noqa: E402
 
-from deepinfer_vllm.eplb.moe_lb import moe_lb, rank_loads, replica_counts  # noqa: E402
+from deepinfer_vllm.eplb.moe_lb import drawn_loads, moe_lb, rank_loads, replica_counts  # noqa: E402
 
 SMALL = generator.Traffic(2000, 8, 2.0, topics=3, experts=24, top=2)
 

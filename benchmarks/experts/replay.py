@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer_vllm.eplb.moe_lb import drawn_loads
 from deepinfer_vllm.eplb.policy import place
 from experts import rivals
-from experts.measure import drawn_loads, hard_bound, noise_floor
+from experts.measure import hard_bound, noise_floor
 from experts.scenes import Scene
 
 Rule = Callable[[np.ndarray, int, int, np.ndarray], np.ndarray]

@@ -1,5 +1,6 @@
 """`deepinfer eplb`: what recorded loads of experts come to under another placement."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,6 +64,8 @@ def analyze(
         recorded = _whole(read.meta.get("physical")) or experts + ranks
         physical = recorded if redundant is None else experts + redundant
         physical = -(-physical // ranks) * ranks
+        if sys.stderr.isatty():
+            typer.echo("Placing experts; the first time, what does it is compiled, for half a minute.", err=True)
         together, layers = analyse(read.counts, ranks, physical, nodes)
         for line in _table(together, layers):
             typer.echo(line)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer_vllm.eplb.errors import EplbError
-from deepinfer_vllm.eplb.moe_lb import moe_lb, rank_loads
+from deepinfer_vllm.eplb.moe_lb import drawn_loads, moe_lb
 from deepinfer_vllm.eplb.policy import place
 
 Array = Any
@@ -17,7 +17,7 @@ MOST_SLOTS, MOST_LOADS = 1 << 20, 1 << 28
 
 @dataclass(frozen=True)
 class Row:
-    """moe_lb of one layer, or of all, on the second half of a trace."""
+    """moe_lb of one layer, or of all, on the second half of a trace; tokens fall to an expert's replicas by chance."""
 
     hottest: float
     """The largest expert's load over the mean expert's."""
@@ -47,7 +47,7 @@ def analyse(counts: Array, ranks: int, physical: int, nodes: int = 1) -> tuple[R
         place(before, ranks, physical, nodes=nodes),
         place(after, ranks, physical, nodes=nodes),
     )
-    loads = [rank_loads(after, placement, ranks) for placement in placements]
+    loads = [drawn_loads(after, placement, ranks) for placement in placements]
     loads.append(_drawn(after.sum(2), ranks))
     sums = after.sum(0, dtype=np.int64)
     hottest = sums.max(1) / np.maximum(sums.mean(1), 1e-9)

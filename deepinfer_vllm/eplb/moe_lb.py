@@ -6,6 +6,9 @@ import numpy as np
 
 Array = Any
 
+DRAW = 17
+"""Seed of what falls by chance."""
+
 
 def replica_counts(placement: Array, experts: int) -> Array:
     """[L, P] slots of logical experts -> [L, E] int64: how many slots hold each."""
@@ -34,6 +37,25 @@ def rank_loads(counts: Array, placement: Array, ranks: int) -> Array:
     loads = np.empty((*counts.shape[:2], ranks))
     for layer in range(counts.shape[1]):
         loads[:, layer] = counts[:, layer].astype(np.float64) @ made[layer]
+    return loads
+
+
+def drawn_loads(counts: Array, placement: Array, ranks: int) -> Array:
+    """[T, L, ranks]: as `rank_loads`, but an expert's tokens fall to its replicas by chance and not evenly.
+
+    vLLM picks a replica by a hash of a token's place in the batch, which has nothing to do with what the token is.
+    Always the same draw.
+    """
+    loads = rank_loads(counts, placement, ranks)
+    random = np.random.default_rng(DRAW)
+    replicas = replica_counts(placement, counts.shape[2])
+    rank_of_slot = np.arange(placement.shape[1]) // (placement.shape[1] // ranks)
+    for layer in range(counts.shape[1]):
+        for expert in np.flatnonzero(replicas[layer] > 1):
+            tokens, parts = counts[:, layer, expert], int(replicas[layer, expert])
+            drawn = random.multinomial(tokens, np.full(parts, 1 / parts)) - tokens[:, None] / parts
+            for part, slot in enumerate(np.flatnonzero(placement[layer] == expert)):
+                loads[:, layer, rank_of_slot[slot]] += drawn[:, part]
     return loads
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from deepinfer_vllm.cli.main import run
 from deepinfer_vllm.eplb import trace
+from deepinfer_vllm.eplb.analysis import analyse
 from deepinfer_vllm.eplb.errors import EplbError
 
 COUNTS = np.random.default_rng(0).poisson(20, (12, 2, 8)).astype(np.int32)
@@ -148,6 +149,16 @@ def test_no_device_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no regular file"):
         trace.write(path, COUNTS, META)
     assert list(tmp_path.iterdir()) == [path] and not path.is_file()
+
+
+def test_the_floor_is_one_where_replicas_are_drawn() -> None:
+    """Loads that never change, from a placement that has seen as many: between what chance does and what it was."""
+    random = np.random.default_rng(3)
+    shares = random.dirichlet(np.full(32, 0.5))
+    counts = random.multinomial(2000, shares, (400, 2)).astype(np.int32)
+    together, layers = analyse(counts, ranks=8, physical=64)
+    for row in (together, *layers):
+        assert row.floor - 0.01 < row.placed < row.floor + 0.03 < row.static
 
 
 def test_analyze_shows_every_layer_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
