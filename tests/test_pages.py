@@ -70,3 +70,18 @@ def test_every_link_to_a_file_leads_there(root: Path) -> None:
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text())]
     assert len(links) > 50
     assert [(page.name, link) for page, link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_rows_of_tables_have_the_cells_of_their_heads(root: Path) -> None:
+    """A bar inside a cell ends it, also in code: what is behind the last column is not shown."""
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/results/*.md")]
+    assert len(pages) > 40
+    wrong = []
+    for page in pages:
+        cells = 0
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            found = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+            if cells and found and found != cells:
+                wrong.append(f"{page}:{number}")
+            cells = cells if cells and found else found
+    assert not wrong

@@ -17,7 +17,7 @@ COUNTERS = {
 GAUGES = {
     "target_seconds": "The target between two tokens; 0 in throughput mode.",
     "tail": "What 99 of 100 mixed steps take at most, of what they were predicted to; the target is divided by it.",
-    "cost_error": "Median of |predicted - measured| / measured of the last 64 steps.",
+    "cost_error": "Median error of predicted step times, relative to what was measured, of the last 64 steps.",
     "step_seconds": "cost: seconds of any step.",
     "prefill_seconds": "cost: alpha, seconds of a step with one prefill.",
     "token_seconds": "cost: beta, seconds of a new token.",

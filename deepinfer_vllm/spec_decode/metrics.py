@@ -26,7 +26,7 @@ GAUGES = {
     "accepted_length": "Tokens a request gets in a step, the sampled one with them: mean of about the last 1024.",
     "calibrated": "1 if confidences are corrected by a calibration that was made for this checkpoint.",
     "calibration_error": "How far confidences are from what stands: expected calibration error of the last drafts.",
-    "cost_error": "Median of |predicted - measured| / measured of the last steps.",
+    "cost_error": "Median error of predicted step times, relative to what was measured, of the last steps.",
 }
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
