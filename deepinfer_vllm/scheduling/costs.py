@@ -15,8 +15,8 @@ from deepinfer_costmodel.step_table import StepTable, read_step_table
 _TAIL = 0.99
 _TAIL_OF, _TAIL_FROM = 256, 32
 _TAIL_LIMITS = (0.8, 1.5)
-_WRITE_EVERY = 2048
-"""Steps."""
+_WRITE_FIRST, _WRITE_EVERY = 64, 2048
+"""Steps. Between them it is written whenever their number has doubled: `vllm serve` kills engines at their end."""
 
 
 class Costs:
@@ -69,17 +69,24 @@ class Costs:
         if len(self._ratios) >= _TAIL_FROM:
             ratio = sorted(self._ratios)[ceil(_TAIL * len(self._ratios)) - 1]
             self.tail = min(max(ratio, _TAIL_LIMITS[0]), _TAIL_LIMITS[1])
-        if self._fit.observations - self._written >= _WRITE_EVERY:
-            threading.Thread(target=self.write, name="deepinfer-costs", daemon=True).start()
+        learnt = self._fit.observations - self._written
+        if self._path is not None and learnt >= min(max(self._written, _WRITE_FIRST), _WRITE_EVERY):
+            threading.Thread(target=self._put, args=self._taken(), name="deepinfer-costs", daemon=True).start()
 
     def write(self) -> None:
         """Into the file, if there is one and something has been learnt."""
-        learnt = self._fit.observations
-        if self._path is None or learnt == self._written:
-            return
-        self._written = learnt
-        source = f"{self._source}; fitted to {learnt} steps"
-        table = (self._read() or StepTable({}, {})).having(self._mode, self._fit.cost, source)
+        if self._path is not None and self._fit.observations != self._written:
+            self._put(*self._taken())
+
+    def _taken(self) -> tuple[StepCost, int]:
+        """What is to be written, and after how many steps; it counts as written."""
+        self._written = self._fit.observations
+        return self._fit.cost, self._written
+
+    def _put(self, cost: StepCost, steps: int) -> None:
+        assert self._path is not None
+        source = f"{self._source}; fitted to {steps} steps"
+        table = (self._read() or StepTable({}, {})).having(self._mode, cost, source)
         try:
             table.write(self._path)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,27 @@ def test_what_it_learnt_is_where_the_next_one_starts(
     assert written.costs.keys() == {"full"} and "fitted to" in written.sources["full"]
     second = make()
     assert second._costs.now == written.costs["full"]
+
+
+def test_a_server_that_is_killed_has_written_before(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
+) -> None:
+    """Nobody tells it of its end. First after few steps, then rarely."""
+    file = tmp_path / "costs.json"
+    settings(COSTS=file)
+    engine = start(monkeypatch, make())
+    steps: list[int] = []
+    put = engine.scheduler._costs._put
+    monkeypatch.setattr(engine.scheduler._costs, "_put", lambda cost, count: (steps.append(count), put(cost, count)))
+    engine.add(request("p", 100, 600))
+    engine.run()
+    deadline = time.monotonic() + 30
+    while not file.exists() or len(steps) < 4:
+        assert time.monotonic() < deadline, steps
+        time.sleep(0.01)
+    assert read_step_table(file).costs.keys() == {"full"}
+    first, *more = sorted(steps)
+    assert 64 <= first < 128 and all(2 * a <= b < 2 * a + 64 for a, b in zip([first, *more], more, strict=False))
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema": "deepinfer.costs/1", "sets": {}}', ""])
