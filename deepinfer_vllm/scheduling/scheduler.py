@@ -1,7 +1,6 @@
 """vLLM's schedulers with chunks of prompts cut by predicted time; everything else is theirs."""
 
-from itertools import compress
-from operator import attrgetter, not_
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,7 +9,7 @@ from vllm.logger import init_logger
 from vllm.multimodal.utils import get_mm_features_in_window
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from deepinfer_costmodel.step import Load
 from deepinfer_vllm.compat.engine_reports import STEPS, attach
@@ -24,8 +23,7 @@ from deepinfer_vllm.scheduling.step_times import Step, StepTimes
 
 logger = init_logger("vllm." + __name__)
 
-# Of all running requests at once: in C, as a loop over 512 of them takes Python half of what a decision may.
-_prefills, _computed, _drafts = map(attrgetter, ("is_prefill_chunk", "num_computed_tokens", "spec_token_ids"))
+_drafts = attrgetter("spec_token_ids")
 
 
 class CostModelScheduler(Scheduler):
@@ -58,6 +56,8 @@ class CostModelScheduler(Scheduler):
         self._decode_tokens = 1 + self.num_spec_tokens
         self._admits = self.max_num_active_reqs
         self._cuts: WeakKeyDictionary[Request, tuple[int, Cuts]] = WeakKeyDictionary()
+        self._context = 0
+        """Cached tokens of the requests that decode."""
         self._plan = self._plan_step()
         self._embeds = 0
         """Of images that the request at hand has encoded in this step."""
@@ -71,6 +71,7 @@ class CostModelScheduler(Scheduler):
         finally:
             self.max_num_active_reqs = self._admits
         load = self._load_of(output)
+        self._context = self._context_after(load)
         predicted_s = self._costs.now.seconds(load)
         self._times.scheduled(Step(output, load, predicted_s, began_s))
         if load.chunks:
@@ -79,13 +80,13 @@ class CostModelScheduler(Scheduler):
         return output
 
     def _plan_step(self) -> StepPlan:
-        running = self.running
-        count = len(running) - sum(map(_prefills, running))
         decodes = Load()
-        if count:
-            decoding = map(not_, map(_prefills, running))
-            tokens = count + sum(map(len, map(_drafts, running)))
-            decodes = Load(decodes=tokens, context=sum(compress(map(_computed, running), decoding)))
+        prefills = sum(request.status is RequestStatus.RUNNING for request in self._inflight_prefills)
+        if (count := len(self.running) - prefills) > 0:
+            tokens = count
+            if self.num_spec_tokens:
+                tokens += sum(map(len, map(_drafts, self.running)))
+            decodes = Load(decodes=tokens, context=self._context)
         costs = self._costs
         known = max(2 * costs.most_tokens, self._settings.grid)  # so that a bad start costs a step or two
         return StepPlan(self._settings, costs.now, decodes, tail=costs.tail, tokens=known)
@@ -137,13 +138,14 @@ class CostModelScheduler(Scheduler):
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """See Scheduler: its last word on every request's tokens, and so ours on those without images."""
-        prompt: bool = num_new_tokens > self._decode_tokens
+        if num_new_tokens <= self._decode_tokens:
+            if self.num_prefill_lookahead > 1:
+                return int(super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens))
+            return max(num_new_tokens, 0)  # what it comes to, and 512 of these calls are made in a step
         tokens = num_new_tokens
-        if prompt and not request.mm_features:
+        if not request.mm_features:
             tokens = self._chunk(request, num_computed_tokens, tokens)
         tokens = int(super()._reserve_prefill_lookahead(request, num_computed_tokens, tokens))
-        if not prompt:
-            return tokens
         if tokens:
             self._plan.add(request.request_id, num_computed_tokens, tokens, self._embeds if request.mm_features else 0)
         if not tokens or self._plan.full:
@@ -157,14 +159,26 @@ class CostModelScheduler(Scheduler):
         for request, (start, tokens) in self._plan.chunks.items():
             if scheduled.get(request) == tokens:
                 load = load.chunk(tokens, start, cap)
+        fresh = {new.req_id for new in output.scheduled_new_reqs}
+        continued = (start for name, (start, _) in self._plan.chunks.items() if name in scheduled and name not in fresh)
         return load._replace(
             decodes=output.total_num_scheduled_tokens - load.tokens,
-            context=self._plan.decodes.context,
+            context=max(0, sum(output.scheduled_cached_reqs.num_computed_tokens) - sum(continued)),
             embeds=sum(
                 self._embeds_of(self.requests[request], inputs)
                 for request, inputs in output.scheduled_encoder_inputs.items()
             ),
         )
+
+    def _context_after(self, load: Load) -> int:
+        """Cached tokens of the requests that decode in the next step, but for those that end until then. Asking 512
+        requests would take longer than all else here."""
+        ended = (
+            start + tokens
+            for name, (start, tokens) in self._plan.chunks.items()
+            if (request := self.requests.get(name)) is not None and not request.is_prefill_chunk
+        )
+        return load.context + load.decodes + sum(ended)
 
     @staticmethod
     def _embeds_of(request: Request, inputs: list[int]) -> int:
