@@ -46,7 +46,7 @@ def evaluate(
         raise EvaluationError(f"{model}: {error.strerror}") from None
     with ResultsFile(path, recorded, fresh) as results:
         known = {
-            item.id: scored(item, results.records[item.id], settings.strict)
+            item.id: _scored_again(item, results.records[item.id], settings.strict, path)
             for item in items
             if item.id in results.records
         }
@@ -62,6 +62,16 @@ def evaluate(
     }
     write_json(path.with_suffix(".summary.json"), summary)
     return summary
+
+
+def _scored_again(item: Item, found: Json, strict: bool, path: Path) -> Json:
+    """`scored` of what a file holds, which somebody may have edited. Raises EvaluationError."""
+    try:
+        return scored(item, found, strict)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise EvaluationError(
+            f"{path}: what it holds of item {item.id!r} is damaged: remove that line, or begin anew with --fresh"
+        ) from error
 
 
 def _ask(

@@ -80,6 +80,20 @@ def test_the_trained_model_answers_what_it_was_trained_for(answered: Path) -> No
     }
 
 
+@pytest.mark.parametrize(
+    "spoilt", [{}, {"samples": None}, {"samples": [{"text": 5, "thinks": False}]}, {"options": []}], ids=str
+)
+def test_a_result_that_somebody_edited_is_one_line(
+    answered: Path, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spoilt: Json
+) -> None:
+    first, second, *others = (answered / "mixed.pair.jsonl").read_text().splitlines()
+    line = json.dumps({"id": json.loads(second)["id"], "kind": "exact", **spoilt})
+    (tmp_path / "mixed.pair.jsonl").write_text("\n".join([first, line, *others]) + "\n")
+    assert main.run(command(pair, tmp_path, *ENGINE, *BRIEF)) == 1
+    error = capsys.readouterr().err
+    assert "is damaged: remove that line, or begin anew with --fresh" in error and error.count("\n") == 1
+
+
 def test_interrupted_and_killed_it_goes_on_where_it_was(pair: Path, answered: Path, tmp_path: Path) -> None:
     """By Ctrl-C, then by SIGKILL, both in the middle; what the third run adds makes it the file of one run."""
     words = [sys.executable, "-m", "deepinfer_vllm.cli.main", *command(pair, tmp_path, *ENGINE, *BRIEF)]
