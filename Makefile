@@ -21,7 +21,7 @@ export DO_NOT_TRACK := 1
 .PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb bench-chunking gpu-pack soak lmcache nixl wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## make .venv with vLLM for CPU, this package and its tools; TORCH_INDEX=<URL> adds a package index
 
