@@ -13,6 +13,7 @@
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 | `spare_cpu_kernels` | 0.32, 0.33, CPU | batch invariance replaces torch's by Triton kernels | it asks for Triton |
+| `drop_logprobs_of_padding` | 0.32, 0.33, runner V2 | prompt logprobs have rows of padding | it leaves them out |
 | `list_lower_ids_first` | 0.32, 0.33 | which of equal logprobs are listed depends on the batch | vLLM breaks ties |
 | `flush_before_zeroing` | 0.32, 0.33, runner V2 | it zeroes blocks still to be copied | it asks the connector first |
 | `carry_worker_reports` | 0.32, 0.33 | workers cannot report what only they know | vLLM lets them |
@@ -36,6 +37,7 @@ from deepinfer_vllm.compat.grammar_requests import hook_grammar_requests
 from deepinfer_vllm.compat.held_answers import hold_answers
 from deepinfer_vllm.compat.image_errors import blame_the_sender
 from deepinfer_vllm.compat.model_config import hook_model_config
+from deepinfer_vllm.compat.padded_prompts import drop_logprobs_of_padding
 from deepinfer_vllm.compat.prompt_embeds import refuse_prompt_embeds
 from deepinfer_vllm.compat.runner_facts import BATCH_FACTS, hook_runner
 from deepinfer_vllm.compat.runner_v2 import provide_torch_kernels
@@ -48,6 +50,7 @@ __all__ = [
     "add_cpu_collectives",
     "blame_the_sender",
     "carry_worker_reports",
+    "drop_logprobs_of_padding",
     "fill_eplb_presets",
     "flush_before_zeroing",
     "hold_answers",

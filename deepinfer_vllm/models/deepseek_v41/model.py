@@ -57,6 +57,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages, Balan
         numerics = Numerics(quantised=envs.DEEPINFER_VLLM_NUMERICS == "qat")
         if invariance.decide() is not invariance.Way.NONE:
             compat.list_lower_ids_first()
+        if vllm_config.use_v2_model_runner:
+            compat.drop_logprobs_of_padding()
         self.replay = config.replay_cut >= 0 and replay.enabled(vllm_config)
         compat.hook_seeded_sampling()
         compat.add_cpu_collectives()
