@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -17,6 +17,7 @@ def provide_torch_kernels() -> None:
     _complete_placeholder()
     _allow_v2()
     _pass_grids()
+    _look_into_dicts_alone()
     _extend_overrides(type(current_platform))
 
 
@@ -98,6 +99,24 @@ def _pass_grids() -> None:
         return choose(self, grid)
 
     KernelOverride.__getitem__ = choose_with_grid
+
+
+def _look_into_dicts_alone() -> None:
+    """Let vLLM's search for kernels pass objects by whose `__dict__` is none; 0.32 and 0.33 fail there.
+
+    It looks at whatever a module holds. llvmlite's library, which is there once numba has been imported, makes a
+    function of any name it is asked for, `__dict__` too: no engine started in that process.
+    """
+    from vllm.triton_utils import dispatcher
+
+    def attributes(value: Any) -> Mapping[str, Any]:
+        try:
+            found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            return {}
+        return found
+
+    dispatcher.vars = attributes
 
 
 def _extend_overrides(platform: Any) -> None:

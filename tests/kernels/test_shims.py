@@ -2,6 +2,8 @@
 
 import importlib
 import pkgutil
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -52,10 +54,34 @@ def test_every_module_of_the_runner_imports() -> None:
 def test_every_kernel_of_this_vllm_is_replaced() -> None:
     from vllm.triton_utils.dispatcher import KernelOverride
 
+    runner_v2.provide_torch_kernels()
     runner_v2.register_torch_kernels()
     for kernel in registry.KERNELS:
         module, _, name = kernel.rpartition(".")
         assert isinstance(getattr(importlib.import_module(module), name), KernelOverride), kernel
+
+
+class Library:
+    """Has any attribute, as llvmlite's has, which numba imports."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return object()
+
+
+def test_kernels_are_found_beside_objects_without_attributes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.triton_utils.dispatcher import KernelOverride, _rebind_kernels
+
+    def kernel(output_ptr: Any) -> None:
+        pass
+
+    runner_v2.provide_torch_kernels()
+    owner = types.SimpleNamespace(kernel=kernel)
+    holder: Any = types.ModuleType("holder")
+    vars(holder).update(library=Library(), kernel=kernel, owner=owner)
+    monkeypatch.setitem(sys.modules, "holder", holder)
+    override = KernelOverride(kernel, kernel)
+    _rebind_kernels([(kernel, override)])
+    assert holder.kernel is owner.kernel is override
 
 
 def depth(function: Any) -> int:
@@ -76,4 +102,4 @@ def test_registering_again_wraps_nothing_again() -> None:
     first = wrapped()
     deepinfer_vllm.register()
     assert wrapped() == first
-    assert [depth(function) for function in first] == [1, 1, 2]  # the last by kernels and by DSpark
+    assert [depth(function) for function in first] == [1, 1, 1]
