@@ -10,7 +10,7 @@ import pytest
 from deepinfer_vllm.cli import main
 from deepinfer_vllm.server_process import ServerProcess, free_port
 
-GRID = ("--input-len", "24", "--output-len", "6", "--prompts", "6", "--slo", "ttft:100000,tpot:0.001")
+GRID = ("--input-len", "24", "--output-len", "6", "--prompts", "6", "--slo", "ttft:100000,e2el:0.001")
 
 
 def test_a_sweep_goes_on_where_it_was(
