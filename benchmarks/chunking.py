@@ -102,15 +102,15 @@ def _arguments() -> argparse.Namespace:
     add("--cycles", type=int, default=1, help="of 20 prompts, some 27,000 tokens; default: 1")
     add("--warm", type=int, default=1, help="cycles before these, for the scheduler that learns; default: 1")
     add("--streams", type=int, default=12, help="requests that decode all the time; default: 12")
-    add("--sizes", type=int, nargs="+", help="fixed sizes, in tokens of a step; default: 32 36 40 48 64 256")
+    add("--sizes", type=int, nargs="+", help="fixed sizes, in tokens of a step; default: 24 32 40 48 64 256")
     add("--caps", type=int, nargs="+", help="of P-PAS under pressure; default: 40")
-    add("--times", type=float, default=2.2, help="the target, in steps of decodes alone; default: 2.2")
+    add("--times", type=float, default=4.0, help="the target, in steps of decodes alone; default: 4")
     add("--target-ms", type=float, help="the target itself")
     add("--clock", choices=("wall", "processor"), default="wall", help="processor: for a machine with other work")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for chunking.json, .md and .svg")
     add("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    usual = ([40], [40]) if args.quick else ([32, 36, 40, 48, 64, 256], [40])
+    usual = ([40], [40]) if args.quick else ([24, 32, 40, 48, 64, 256], [40])
     for option, value in zip(("sizes", "caps"), usual, strict=True):
         if getattr(args, option) is None:
             setattr(args, option, value)
