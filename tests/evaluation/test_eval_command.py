@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,28 @@ ALONE = {"dtype": "float32", "max_model_len": 512, "kv_cache_memory_bytes": 1 <<
 ENGINE = ("--engine-arg", json.dumps({**ALONE, "enable_prefix_caching": False}))
 BRIEF = ("--max-tokens", "12", "--thinking", "off")
 TASK = read_task("builtin:mixed")
+
+ENDED = """
+import os, sys
+from pathlib import Path
+from deepinfer_vllm.cli import main
+from deepinfer_vllm.evaluation.results_file import ResultsFile
+
+number, file, lines, *words = sys.argv[1:]
+append = ResultsFile.append
+
+
+def append_and_end(self, record):
+    append(self, record)
+    if Path(file).read_bytes().count(b"\\n") >= int(lines):
+        os.kill(os.getpid(), int(number))
+
+
+ResultsFile.append = append_and_end
+sys.argv[1:] = words
+main.main()
+"""
+"""A run that a signal ends as soon as its file has so many lines."""
 
 Json = dict[str, Any]
 
@@ -96,21 +117,20 @@ def test_a_result_that_somebody_edited_is_one_line(
 
 def test_interrupted_and_killed_it_goes_on_where_it_was(pair: Path, answered: Path, tmp_path: Path) -> None:
     """By Ctrl-C, then by SIGKILL, both in the middle; what the third run adds makes it the file of one run."""
-    words = [sys.executable, "-m", "deepinfer_vllm.cli.main", *command(pair, tmp_path, *ENGINE, *BRIEF)]
-    file, before = tmp_path / "mixed.pair.jsonl", 1
-    for number in (signal.SIGINT, signal.SIGKILL):
-        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        deadline = time.monotonic() + 300
-        while (file.read_bytes().count(b"\n") if file.exists() else 0) < before + 5 and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        os.kill(process.pid, number)
-        stderr = process.communicate(timeout=120)[1]
+    file, words = tmp_path / "mixed.pair.jsonl", command(pair, tmp_path, *ENGINE, *BRIEF)
+    for number, answers in ((signal.SIGINT, 5), (signal.SIGKILL, 11)):
+        told = subprocess.run(
+            [sys.executable, "-c", ENDED, str(int(number)), str(file), str(1 + answers), *words],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=600,
+            check=False,
+        )
         if number == signal.SIGINT:
-            assert process.returncode == 130
-            assert "interrupted; what was answered is in" in stderr.splitlines()[-1]
+            assert told.returncode == 130
+            assert "interrupted; what was answered is in" in told.stderr.splitlines()[-1]
         else:
-            assert process.returncode == -signal.SIGKILL
+            assert told.returncode == -signal.SIGKILL
         before = file.read_bytes().count(b"\n")
     assert 11 <= before < 51
     kept = results(tmp_path)
