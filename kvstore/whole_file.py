@@ -3,6 +3,8 @@
 import errno
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -14,7 +16,7 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
         OSError: it cannot be written.
     """
     refuse_special(path)
-    new = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    new = _draft(path)
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(text)
@@ -24,6 +26,22 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
             os.link(new, path)
     finally:
         new.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path of this writer alone, which takes the place of `path` unless the block raises. Raises OSError."""
+    refuse_special(path)
+    new = _draft(path)
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
 
 
 def refuse_special(path: Path) -> None:

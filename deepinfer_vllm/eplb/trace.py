@@ -1,8 +1,6 @@
 """Traces of expert loads on disk: .npz with `counts` [T, L, E] int32 and `meta`, a JSON object."""
 
 import json
-import os
-import secrets
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer_kvstore.whole_file import refuse_special
+from deepinfer_kvstore.whole_file import replacing
 from deepinfer_vllm.eplb.errors import EplbError
 
 MAX_BYTES = 1 << 30
@@ -30,14 +28,8 @@ class LoadTrace:
 def write(path: Path, counts: Any, meta: dict[str, Any]) -> None:
     """Write a trace whole or not at all. Raises OSError, and EplbError for counts that `read` would refuse."""
     whole = np.ascontiguousarray(_checked(np.asarray(counts), str(path)), dtype=np.int32)
-    refuse_special(path)
-    beside = path.with_name(f".{path.name}-{secrets.token_hex(8)}")  # of this writer alone: engines may share a file
-    try:
-        with beside.open("wb") as file:
-            np.savez_compressed(file, counts=whole, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8))
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.savez_compressed(file, counts=whole, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8))
 
 
 def read(path: Path) -> LoadTrace:

@@ -7,14 +7,13 @@ one warning. dtype and numerics are noted: they move confidences little, so that
 """
 
 import json
-import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepinfer_kvstore.whole_file import refuse_special
+from deepinfer_kvstore.whole_file import replacing
 from deepinfer_vllm.kv_connector.weights_digest import directory_digest
 from deepinfer_vllm.spec_decode.calibration import Calibration
 
@@ -58,14 +57,9 @@ def checkpoint_digest(directory: Path) -> str:
 
 def write(path: Path, calibration: Calibration, made: Made) -> None:
     """Write the file, whole or not at all. Raises OSError."""
-    refuse_special(path)
     value = {"schema": SCHEMA, **made.__dict__, **calibration.__dict__}
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(value, indent=1) + "\n")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def read(path: Path) -> tuple[Calibration, Made]:
