@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from deepinfer_vllm.checkpoint import golden
 from deepinfer_vllm.checkpoint.backends import EngineBackend
 from deepinfer_vllm.checkpoint.golden import Prompt
@@ -18,6 +20,22 @@ Engine = Callable[..., AbstractContextManager[EngineBackend]]
 def golden_prompts(name: str, numerics: str = "plain") -> tuple[Prompt, ...]:
     """Prompts of a golden directory with the values for these numerics."""
     return golden.read(GOLDEN / name).values[numerics].prompts
+
+
+def served_ids(http: httpx.Client, name: str, prompt: Prompt) -> list[int]:
+    """What a server of this golden directory answers to one of its prompts, as long as the golden answer."""
+    body = {
+        "model": str(GOLDEN / name),
+        "prompt": prompt.input_ids.tolist(),
+        "max_tokens": len(prompt.gen_ids),
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    reply = http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    ids: list[int] = reply.json()["choices"][0]["token_ids"]
+    return ids
 
 
 def model_of(backend: EngineBackend) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 
 from deepinfer_vllm.server_process import SMALL_CPU_ENVIRONMENT, SMALL_CPU_FLAGS, ServerProcess
 from engine.cpu_eplb import eplb_on_cpu
-from engine.harness import GOLDEN, golden_prompts
+from engine.harness import GOLDEN, golden_prompts, served_ids
 
 START_LIMIT_SECONDS = 600
 NAME = "v41-tiny-a"
@@ -44,20 +45,7 @@ def test_synchronous(server: ServerProcess, tmp_path: Path) -> None:
     prompts = golden_prompts(NAME)
     want = [prompt.gen_ids.tolist() for prompt in prompts]
     with httpx.Client(base_url=server.url, timeout=120) as http:
-
-        def answer(number: int) -> list[int]:
-            body = {
-                "model": str(GOLDEN / NAME),
-                "prompt": prompts[number].input_ids.tolist(),
-                "max_tokens": len(want[number]),
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            }
-            reply = http.post("/v1/completions", json=body)
-            assert reply.status_code == 200, reply.text
-            ids: list[int] = reply.json()["choices"][0]["token_ids"]
-            return ids
+        answer = partial(served_ids, http, NAME)
 
         def told(name: str) -> dict[str, float]:
             """A metric of each engine."""
@@ -67,7 +55,7 @@ def test_synchronous(server: ServerProcess, tmp_path: Path) -> None:
 
         for _ in range(MOST_ROUNDS):
             with ThreadPoolExecutor(len(prompts)) as pool:
-                assert list(pool.map(answer, range(len(prompts)))) == want
+                assert list(pool.map(answer, prompts)) == want
             moved = told("moved_experts_total")
             if len(told("moe_lb")) == 2 and all(moved.values()):
                 break

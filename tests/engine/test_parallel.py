@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from deepinfer_vllm.checkpoint.golden import Prompt
 from deepinfer_vllm.server_process import SMALL_CPU_ENVIRONMENT, SMALL_CPU_FLAGS, ServerProcess
-from engine.harness import GOLDEN, Engine, golden_prompts
+from engine.harness import GOLDEN, Engine, golden_prompts, served_ids
 
 LIMIT = 5e-5  # float32, sums in another order
 START_LIMIT_SECONDS = 300
@@ -54,21 +54,7 @@ def test_data_parallel_experts(server: ServerProcess) -> None:
     """Alone, a request has the other rank run along without one; together, the ranks' steps differ in length."""
     prompts = golden_prompts("v41-tiny-a")
     with httpx.Client(base_url=server.url, timeout=120) as http:
-
-        def answer(prompt: Prompt) -> list[int]:
-            body = {
-                "model": str(GOLDEN / "v41-tiny-a"),
-                "prompt": prompt.input_ids.tolist(),
-                "max_tokens": len(prompt.gen_ids),
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            }
-            reply = http.post("/v1/completions", json=body)
-            assert reply.status_code == 200, reply.text
-            ids: list[int] = reply.json()["choices"][0]["token_ids"]
-            return ids
-
+        answer = partial(served_ids, http, "v41-tiny-a")
         want = [prompt.gen_ids.tolist() for prompt in prompts]
         assert [answer(prompt) for prompt in prompts] == want
         with ThreadPoolExecutor(2 * len(prompts)) as pool:
