@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ import torch
 from deepinfer_vllm.compat.late import after_import
 
 LB_STEPS = 16
+
+_put: Callable[[Any, str, Any], None] = setattr
+"""How a shim is set: for good in an engine's processes, and undone with its test in the tests' own."""
 
 
 def install() -> None:
@@ -47,7 +50,7 @@ class _AcceleratorLike:
 
 def _accept(module: Any) -> None:
     if not isinstance(module.current_platform, _AcceleratorLike):
-        module.current_platform = _AcceleratorLike(module.current_platform)
+        _put(module, "current_platform", _AcceleratorLike(module.current_platform))
 
 
 class _Stream:
@@ -101,7 +104,7 @@ class _Torch:
 
 
 def _without_streams(module: Any) -> None:
-    module.torch = _Torch()
+    _put(module, "torch", _Torch())
 
 
 def _number_the_device(module: Any) -> None:
@@ -112,12 +115,12 @@ def _number_the_device(module: Any) -> None:
         self.device_index = 0
         start(self, *args, **kwargs)
 
-    module.EplbState.start_async_loop = number_and_start
+    _put(module.EplbState, "start_async_loop", number_and_start)
 
 
 def _shorten_windows(module: Any) -> None:
     """128 steps of an engine on a busy machine take longer than a test should."""
-    module.LB_STEPS = LB_STEPS
+    _put(module, "LB_STEPS", LB_STEPS)
 
 
 def _make_state(module: Any) -> None:
@@ -137,12 +140,16 @@ def _make_state(module: Any) -> None:
             self.eplb_state.start_async_loop()
 
     load_and_make_state.makes_eplb_state = True  # type: ignore[attr-defined]
-    module.CPUModelRunner.load_model = load_and_make_state
+    _put(module.CPUModelRunner, "load_model", load_and_make_state)
 
 
 @contextmanager
 def eplb_on_cpu(folder: Path) -> Iterator[None]:
-    """The shims in this process and in those it starts; `folder` gets what makes them a plugin of vLLM."""
+    """The shims in those processes that this one starts, and in it until the end.
+
+    `folder` gets what makes them a plugin of vLLM.
+    """
+    global _put
     metadata = folder / "cpu_eplb_shims-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: cpu_eplb_shims\nVersion: 0\n")
@@ -153,5 +160,12 @@ def eplb_on_cpu(folder: Path) -> Iterator[None]:
         patch.setenv("PYTHONPATH", paths)
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         patch.setattr(sys, "path", [str(folder), *sys.path])
-        install()
-        yield
+        _put = patch.setattr
+        try:
+            install()
+            yield
+        finally:
+            _put = setattr
+            of_ours = [f for f in sys.meta_path if getattr(getattr(f, "_change", None), "__module__", "") == __name__]
+            for finder in of_ours:  # of modules that nobody has imported
+                sys.meta_path.remove(finder)
