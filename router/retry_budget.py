@@ -4,7 +4,7 @@ _SECONDS = 10
 
 
 class RetryBudget:
-    """Of the requests of the last 10 s a share may be retried, and `floor` more. One thread; knows no clock."""
+    """Of the requests of the last 10 s a share may be retried, or `floor` of few. One thread; knows no clock."""
 
     def __init__(self, share: float = 0.1, floor: int = 3) -> None:
         """`share`: retries a request, 0 to 1. `floor`: retries in 10 s that are allowed however few requests came."""
@@ -24,7 +24,7 @@ class RetryBudget:
         """Whether one may be retried now; if so, it is counted."""
         if int(now) != self._second:
             self._turn(int(now))
-        if sum(self._retries) >= self._floor + self._share * sum(self._requests):
+        if sum(self._retries) + 1 > max(self._floor, self._share * sum(self._requests)):
             return False
         self._retries[self._second % _SECONDS] += 1
         return True

@@ -6,11 +6,14 @@ from hypothesis import strategies as st
 from deepinfer_router.retry_budget import RetryBudget
 
 
-def test_a_tenth_and_a_floor() -> None:
+def test_a_tenth_or_a_floor() -> None:
     budget = RetryBudget(share=0.1, floor=3)
     for _ in range(100):
         budget.request(50.0)
-    assert sum(budget.take(50.5) for _ in range(50)) == 13
+    assert sum(budget.take(50.5) for _ in range(50)) == 10
+    for _ in range(9):
+        budget.request(50.6)
+    assert not budget.take(50.7)  # 10.9 are none more than 10
     assert not budget.take(59.9)
     assert sum(budget.take(60.0) for _ in range(50)) == 3
 
@@ -25,7 +28,8 @@ def test_as_a_plain_count(steps: list[tuple[bool, float]]) -> None:
         now += wait
         recent = range(int(now) - 9, int(now) + 1)
         if is_retry:
-            allowed = sum(s in recent for s in retries) < 1 + 0.3 * sum(s in recent for s in requests)
+            taken = sum(s in recent for s in retries)
+            allowed = taken + 1 <= max(1, 0.3 * sum(s in recent for s in requests))
             assert budget.take(now) is allowed
             retries += [int(now)] * allowed
         else:
