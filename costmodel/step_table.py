@@ -1,9 +1,5 @@
 """Named sets of what steps take, in a file that an engine writes and the next one starts from."""
 
-import errno
-import json
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,21 +23,14 @@ class StepTable:
         """With this set, in place of one of that name."""
         return StepTable({**self.costs, name: cost}, {**self.sources, name: source})
 
-    def write(self, path: Path) -> None:
-        """Make `path` this table, whole or not at all. Raises OSError."""
-        if path.exists() and not path.is_file():  # a device such as /dev/null would be replaced
-            raise OSError(errno.EINVAL, "is no regular file", str(path))
+    def to_json(self) -> dict[str, Any]:
+        """{"schema", "sets": {name: coefficients and source}}; `read_step_table` reads a file of it."""
         sets = {name: cost.to_json() | {"source": self.sources[name]} for name, cost in self.costs.items()}
-        draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")  # of this writer alone, in any container
-        try:
-            draft.write_text(json.dumps({"schema": SCHEMA, "sets": sets}, indent=2) + "\n")
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        return {"schema": SCHEMA, "sets": sets}
 
 
 def read_step_table(path: Path) -> StepTable:
-    """The table that was written to `path`. Raises CostError that names the file; OSError if it cannot be opened."""
+    """The table in the JSON file `path`. Raises CostError that names the file; OSError if it cannot be opened."""
     if not path.is_file() and path.exists():  # a pipe would keep the reader waiting
         raise CostError(f"{path} is no regular file")
 

@@ -11,6 +11,7 @@ from deepinfer_costmodel.priors import PUBLISHED
 from deepinfer_costmodel.step import Load, StepCost
 from deepinfer_costmodel.step_fit import StepFit
 from deepinfer_costmodel.step_table import StepTable, read_step_table
+from deepinfer_vllm.scheduling.costs_file import rewrite
 
 _TAIL = 0.99
 _TAIL_OF, _TAIL_FROM = 256, 32
@@ -86,9 +87,8 @@ class Costs:
     def _put(self, cost: StepCost, steps: int) -> None:
         assert self._path is not None
         source = f"{self._source}; fitted to {steps} steps"
-        table = (self._read() or StepTable({}, {})).having(self._mode, cost, source)
         try:
-            table.write(self._path)
+            rewrite(self._path, lambda: (self._read() or StepTable({}, {})).having(self._mode, cost, source))
         except OSError as error:
             self._warn(f"costs of steps are not written: {error}")
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from math import inf, nan
 from pathlib import Path
 from random import Random
@@ -118,13 +117,13 @@ def test_coefficients_stay_legal_whatever_is_observed(observations: list[tuple[i
 def test_a_file_holds_the_sets_of_both_modes(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     first = StepTable({"full": ENGINES["CPU"]}, {"full": "a test"})
-    first.having("replay", ENGINES["with an index"], "another").write(path)
+    both = first.having("replay", ENGINES["with an index"], "another")
+    path.write_text(json.dumps(both.to_json()))
     found = read_step_table(path)
+    assert found == both
     assert found.costs == {"full": ENGINES["CPU"], "replay": ENGINES["with an index"]}
     assert found.sources == {"full": "a test", "replay": "another"}
-    found.having("full", ENGINES["accelerator"], "a third").write(path)
-    assert read_step_table(path).costs["full"] == ENGINES["accelerator"]
-    assert [file.name for file in tmp_path.iterdir()] == ["costs.json"]
+    assert found.having("full", ENGINES["accelerator"], "a third").costs["full"] == ENGINES["accelerator"]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +146,8 @@ def test_other_coefficients_are_refused(tmp_path: Path, change: dict[str, Any], 
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
-def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Path, kind: str) -> None:
-    """A pipe would keep the reader waiting; in place of /dev/null a file would be bad for the whole machine."""
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    """A pipe would keep the reader waiting."""
     path = tmp_path / "costs.json"
     if kind == "pipe":
         os.mkfifo(path)
@@ -158,22 +157,3 @@ def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Path, ki
         path.symlink_to("/dev/null")
     with pytest.raises(CostError, match="no regular file"):
         read_step_table(path)
-    with pytest.raises(OSError, match="no regular file"):
-        StepTable({"full": ENGINES["CPU"]}, {"full": "a test"}).write(path)
-    assert list(tmp_path.iterdir()) == [path] and not path.is_file()
-
-
-def test_writers_at_once_leave_a_whole_file(tmp_path: Path) -> None:
-    """An engine's own thread and its end, or two engines that have the same process id in their containers."""
-    path = tmp_path / "costs.json"
-    sources = ["s" * length for length in (1, 1 << 10, 1 << 18)]
-
-    def write(source: str) -> None:
-        for _ in range(50):
-            StepTable({"full": ENGINES["CPU"]}, {"full": source}).write(path)
-            assert read_step_table(path).sources["full"] in sources
-
-    with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(write, source) for source in sources]:
-            done.result()
-    assert list(tmp_path.iterdir()) == [path]

@@ -218,17 +218,6 @@ def _result(output: Any, sampled: dict[str, list[int]]) -> ModelRunnerOutput:
     )
 
 
-@pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """settings(TARGET_MS=20, ...): of the scheduler, for this test."""
-
-    def change(**values: Any) -> None:
-        for name, value in values.items():
-            monkeypatch.setenv(f"DEEPINFER_VLLM_SCHED_{name}", str(value))
-
-    return change
-
-
 def start(monkeypatch: pytest.MonkeyPatch, scheduler: Any, **options: Any) -> Engine:
     """An engine whose clock is the scheduler's too."""
     engine = Engine(scheduler, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,6 @@ from deepinfer_vllm.scheduling.scheduler import AsyncCostModelScheduler, CostMod
 
 MODES = pytest.mark.parametrize(("asynchronous", "drafts"), [(False, 0), (True, 0), (False, 3), (True, 3)])
 KEY = "deepinfer_sched"
-
-
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """settings(TARGET_MS=20, ...) of the scheduler, for this test; at first a target of 30 ms."""
-
-    def change(**values: Any) -> None:
-        for name, value in values.items():
-            monkeypatch.setenv(f"DEEPINFER_VLLM_SCHED_{name}", str(value))
-
-    change(TARGET_MS=30)
-    return change
 
 
 def mixed(engine: Engine, *, decodes: int = 16, prompts: int = 12) -> float:
@@ -91,7 +80,7 @@ def test_the_answers_are_those_of_the_stock_scheduler(
 
 def test_the_oldest_prompt_goes_on_in_every_step(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     """With a target that not even the decodes keep to, prompts go on by a piece of the grid a step, in order."""
-    settings(TARGET_MS=1)
+    settings(TARGET_MS=1, PREFILL_SHARE=0)
     engine = start(monkeypatch, make())
     mixed(engine, prompts=3)
     shares: dict[str, int] = {}
@@ -258,7 +247,7 @@ def test_a_file_that_cannot_even_be_looked_for_ends_nothing(
 
 def test_costs_of_another_kind_of_model_are_not_used(settings: Any, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
-    StepTable({"full": TRUE}, {"full": "a model without an index"}).write(file)
+    file.write_text(json.dumps(StepTable({"full": TRUE}, {"full": "a model without an index"}).to_json()))
     settings(COSTS=file)
     costs = make()._costs  # of a checkpoint whose index selects 32
     assert costs.now == costs._fit.prior and costs.now.prefill.cap_tokens == 32
