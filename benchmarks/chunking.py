@@ -17,6 +17,8 @@ from pathlib import Path
 
 from facts import ROOT, facts
 
+from deepinfer_vllm import envs
+
 POSITIONS = 16_384
 LARGEST = 2048
 """Tokens of a step, where something else limits it."""
@@ -76,9 +78,10 @@ def main() -> None:
         "times": args.times,
         "cycles": args.cycles,
         "warm": args.warm,
+        "least_share": envs.DEEPINFER_VLLM_SCHED_PREFILL_SHARE if args.tight else None,
         "results": rows,
     }
-    page = write(results, args.out, "chunking-quick" if args.quick else "chunking")
+    page = write(results, args.out, "-".join(["chunking", *["tight"] * args.tight, *["quick"] * args.quick]))
     print(page.read_text())
     sys.exit(any(limit["verdict"] == "missed" for limit in results["limits"]))
 
@@ -99,21 +102,29 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--quick", action="store_true", help="few contenders and four prompts each; for a look, not for a record")
+    add("--tight", action="store_true", help="a target that leaves prompts too little: 2.2 steps of decodes")
     add("--cycles", type=int, default=1, help="of 20 prompts, some 27,000 tokens; default: 1")
     add("--warm", type=int, default=1, help="cycles before these, for the scheduler that learns; default: 1")
     add("--streams", type=int, default=12, help="requests that decode all the time; default: 12")
     add("--sizes", type=int, nargs="+", help="fixed sizes, in tokens of a step; default: 24 32 40 48 64 256")
     add("--caps", type=int, nargs="+", help="of P-PAS under pressure; default: 40")
-    add("--times", type=float, default=4.0, help="the target, in steps of decodes alone; default: 4")
+    add("--times", type=float, help="the target, in steps of decodes alone; default: 4")
     add("--target-ms", type=float, help="the target itself")
     add("--clock", choices=("wall", "processor"), default="wall", help="processor: for a machine with other work")
-    add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="for chunking.json, .md and .svg")
+    add(
+        "--out",
+        type=Path,
+        default=ROOT / "benchmarks" / "results",
+        help="for chunking.json, .md and .svg, or chunking-tight",
+    )
     add("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     usual = ([40], [40]) if args.quick else ([24, 32, 40, 48, 64, 256], [40])
     for option, value in zip(("sizes", "caps"), usual, strict=True):
         if getattr(args, option) is None:
             setattr(args, option, value)
+    if args.times is None:
+        args.times = 2.2 if args.tight else 4.0
     least = args.streams + 4
     for option, value, low, high in (
         ("cycles", args.cycles, 1, 1000),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     DEEPINFER_VLLM_EPLB_MAX_MIGRATION: int
     DEEPINFER_VLLM_EPLB_RECORD: str
     DEEPINFER_VLLM_SCHED_TARGET_MS: float
+    DEEPINFER_VLLM_SCHED_PREFILL_SHARE: float
     DEEPINFER_VLLM_SCHED_GRID: int
     DEEPINFER_VLLM_SCHED_CHUNK: int
     DEEPINFER_VLLM_SCHED_CONTEXT: int
@@ -71,7 +72,7 @@ def _path(name: str, allowed: str, default: str, doc: str) -> Variable:
     return Variable(name, allowed, default, str, doc)
 
 
-def _number(name: str, kind: type[int] | type[float], least: int, most: int, default: str, doc: str) -> Variable:
+def _number(name: str, kind: type[int] | type[float], least: float, most: float, default: str, doc: str) -> Variable:
     def parse(text: str) -> int | float:
         if not least <= (number := kind(text)) <= most:
             raise ValueError(text)
@@ -179,6 +180,15 @@ TABLE: dict[str, Variable] = {
             doc="Milliseconds that 99 of 100 tokens of a running decode take at most, as far as chunks of prompts go:"
             " [the chunk scheduler](scheduling.md) cuts these so that steps keep to it. 0 is throughput mode: chunks as"
             " large as they may be.",
+        ),
+        _number(
+            "DEEPINFER_VLLM_SCHED_PREFILL_SHARE",
+            float,
+            0,
+            0.9,
+            default="0.25",
+            doc="What prompts get at least of the tokens a second that they would get in throughput mode, be the target"
+            " missed for it. 0: where decodes leave no time, a piece of the grid a step.",
         ),
         _number(
             "DEEPINFER_VLLM_SCHED_GRID",

@@ -13,7 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
 from chunks.load import CYCLE, LONG, SHORT, prompt_lengths  # noqa: E402
-from chunks.report import limits, row, write  # noqa: E402
+from chunks.report import limits, row, tight_limits, write  # noqa: E402
 
 
 def measured(wait_s: float, seconds: float, errors: list[float] | None = None, slow_s: float | None = None) -> Any:
@@ -61,6 +61,20 @@ def test_limits(ours: Any, fixed: dict[str, Any], verdicts: list[str]) -> None:
     assert [x["verdict"] for x in limits(rows(ours, **fixed), target_s=0.1)] == verdicts
 
 
+@pytest.mark.parametrize(
+    ("ours", "fixed", "verdicts"),
+    [
+        (measured(0.12, 300), {"a": measured(0.12, 250), "b": measured(0.3, 100)}, ["met", "met"]),
+        (measured(0.12, 300), {"a": measured(0.1, 250), "b": measured(0.3, 100)}, ["met", "missed"]),
+        (measured(0.12, 300), {"a": measured(0.05, 350), "b": measured(0.3, 100)}, ["met", "met"]),  # a is slower
+        (measured(0.12, 500), {"b": measured(0.3, 100)}, ["missed", "met"]),
+        (measured(0.12, 80), {"b": measured(0.3, 100)}, ["met", "met"]),
+    ],
+)
+def test_limits_of_a_target_that_cannot_be_kept(ours: Any, fixed: dict[str, Any], verdicts: list[str]) -> None:
+    assert [x["verdict"] for x in tight_limits(rows(ours, **fixed), share=0.25)] == verdicts
+
+
 def test_the_page_and_its_picture(tmp_path: Path) -> None:
     results: dict[str, Any] = {
         "command": "make bench-chunking",
@@ -72,6 +86,7 @@ def test_the_page_and_its_picture(tmp_path: Path) -> None:
         "clock": "wall",
         "times": 2.2,
         "cycles": 1,
+        "least_share": None,
         "results": rows(measured(0.1, 80, [0.05]), **{"36 tokens": measured(0.1, 100)}),
     }
     results["results"][0]["answers"] = [[1, 2], [3, 5]]

@@ -10,6 +10,7 @@ from deepinfer_vllm.report_metrics import Definitions, ReportMetrics
 COUNTERS = {
     "mixed_steps": "Steps that computed chunks of prompts beside decodes.",
     "over_target_steps": "Mixed steps that were thought to take longer than the target, as a prompt had to go on.",
+    "least_share_steps": "Mixed steps whose chunks got their least share, the target having no room for it.",
     "chunks": "Chunks of prompts, the last ones of each with them.",
     "chunk_tokens": "Tokens of these.",
     "checkpoint_cuts": "Chunks that ended at one of their request's chunk_checkpoints.",

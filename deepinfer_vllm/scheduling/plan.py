@@ -13,6 +13,10 @@ class StepPlan:
 
     The first chunk of a step is there whatever it costs, down to one piece of the grid: so the oldest prompt goes on in
     every step. Each call takes some microseconds.
+
+    Where the target leaves chunks less than their least share, they get that. Of a step that takes F by itself and for
+    its first chunk, tokens that take v on top are v / (F + v) of the prefill that the largest chunk could bring, or
+    more, as seconds a token only rise with a chunk: a share of s asks for v = F s / (1 - s).
     """
 
     def __init__(
@@ -27,8 +31,17 @@ class StepPlan:
         self.decodes = decodes
         self.room_s = inf
         """Seconds left for chunks; without a decode nobody waits for the step's end."""
+        self.least_s = 0.0
+        """Seconds of a step that chunks get whatever the target."""
+        self.beyond_target = False
+        """Whether chunks get their least share of the step, for which the target has no room."""
         if decodes.decodes:
-            self.room_s = settings.target_s / tail - cost.seconds(decodes)
+            decodes_s, chunk_s = cost.seconds(decodes), cost.prefill.alpha - cost.step
+            self.room_s = settings.target_s / tail - decodes_s
+            share = settings.least_share
+            self.least_s = chunk_s + (decodes_s + chunk_s) * share / (1 - share)
+            if self.room_s < self.least_s:
+                self.room_s, self.beyond_target = self.least_s, True
         self.chunks: dict[str, tuple[int, int]] = {}
         """By request: position of its first token, and tokens."""
 
@@ -54,15 +67,22 @@ class StepPlan:
         return end - start
 
     def _affordable(self, start: int, most: int, encoded: Sequence[tuple[int, int]]) -> int:
-        prefill, room_s = self._cost.prefill, self.room_s + self._cost.step
-        tokens = prefill.largest_q(start, room_s, most)
+        room_s = self.room_s
+        tokens = self._within(room_s, start, most)
         for position, embeds in encoded:
             if position >= start + tokens:
                 break
             room_s -= self._cost.embed * embeds
-            if start + (tokens := prefill.largest_q(start, room_s, most)) <= position:
+            if start + (tokens := self._within(room_s, start, most)) <= position:
                 return max(0, position - start)  # up to the image, which there is no time for
         return tokens
+
+    def _within(self, room_s: float, start: int, most: int) -> int:
+        """Tokens from `start`, of at most `most`; a share that is due is rounded up to the grid, not down."""
+        tokens = self._cost.prefill.largest_q(start, room_s + self._cost.step, most)
+        if not self.beyond_target or not tokens:
+            return tokens
+        return min(most, tokens + 1 + -(start + tokens + 1) % self._settings.grid)
 
     def add(self, request: str, start: int, tokens: int, embeds: int = 0) -> None:
         """A request's chunk is in the step, with so many embeddings of images for it to be computed."""

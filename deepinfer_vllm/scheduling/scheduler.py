@@ -23,6 +23,9 @@ from deepinfer_vllm.scheduling.step_times import Step, StepTimes
 
 logger = init_logger("vllm." + __name__)
 
+TOLD_AFTER = 64
+"""Steps that could not keep to the target."""
+
 _drafts = attrgetter("spec_token_ids")
 
 
@@ -59,6 +62,7 @@ class CostModelScheduler(Scheduler):
         self._context = 0
         """Cached tokens of the requests that decode."""
         self._plan = self._plan_step()
+        self._steps_beyond_target = 0
         self._embeds = 0
         """Of images that the request at hand has encoded in this step."""
 
@@ -76,8 +80,26 @@ class CostModelScheduler(Scheduler):
         self._times.scheduled(Step(output, load, predicted_s, began_s))
         if load.chunks:
             cut = sum(self._ends_at_checkpoint(output, *chunk) for chunk in self._plan.chunks.items())
-            self._stats.scheduled(load, predicted_s, cut)
+            self._stats.scheduled(load, predicted_s, cut, self._plan.beyond_target)
+            self._tell_if_beyond_target()
         return output
+
+    def _tell_if_beyond_target(self) -> None:
+        """Once, and not of the first steps, whose costs are guesses."""
+        self._steps_beyond_target += self._plan.beyond_target
+        if not self._plan.beyond_target or self._steps_beyond_target != TOLD_AFTER:
+            return
+        tail, decodes_s = self._costs.tail, self._costs.now.seconds(self._plan.decodes)
+        logger.warning(
+            "DEEPINFER_VLLM_SCHED_TARGET_MS=%.4g cannot be kept: decodes alone take %.4g ms, slow steps %.2f of what "
+            "they should, and prompts get DEEPINFER_VLLM_SCHED_PREFILL_SHARE=%g of their throughput at least. Set the "
+            "first to %.4g or more, or lower the second.",
+            1000 * self._settings.target_s,
+            1000 * decodes_s,
+            tail,
+            self._settings.least_share,
+            1000 * tail * (decodes_s + self._plan.least_s),
+        )
 
     def _plan_step(self) -> StepPlan:
         decodes = Load()

@@ -12,6 +12,8 @@ class Settings:
 
     target_s: float
     """Seconds between two tokens of a running decode, of 99 in 100; inf: as many tokens a second as there can be."""
+    least_share: float
+    """Of the prefill that there can be, which prompts get beside decodes whatever the target."""
     grid: int
     """Chunks end at multiples of so many tokens."""
     most_tokens: int
@@ -32,6 +34,7 @@ class Settings:
             )
         return cls(
             target_s=envs.DEEPINFER_VLLM_SCHED_TARGET_MS / 1000 or inf,
+            least_share=envs.DEEPINFER_VLLM_SCHED_PREFILL_SHARE,
             grid=grid,
             most_tokens=most,
             most_context=envs.DEEPINFER_VLLM_SCHED_CONTEXT or 1 << 40,

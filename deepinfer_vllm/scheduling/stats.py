@@ -18,13 +18,14 @@ class SchedulerStats:
         self._counts: dict[str, int] = {}
         self._values: dict[str, list[float]] = {}
 
-    def scheduled(self, load: Load, predicted_s: float, checkpoint_cuts: int) -> None:
-        """A step with chunks."""
+    def scheduled(self, load: Load, predicted_s: float, checkpoint_cuts: int, beyond_target: bool) -> None:
+        """A step with chunks; see StepPlan.beyond_target."""
         mixed = load.decodes > 0
         over = mixed and predicted_s > self._target_s
         for name, number in (
             ("mixed_steps", int(mixed)),
             ("over_target_steps", int(over)),
+            ("least_share_steps", int(mixed and beyond_target)),
             ("chunks", load.chunks),
             ("chunk_tokens", load.tokens),
             ("checkpoint_cuts", checkpoint_cuts),

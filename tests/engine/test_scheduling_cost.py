@@ -22,7 +22,8 @@ CHUNKS = {"DEEPINFER_VLLM_SCHED_GRID": "16", "DEEPINFER_VLLM_SCHED_CHUNK": "64"}
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target below any step: every chunk beside a decode is one of the grid, whatever the clock says."""
-    for name, value in (CHUNKS | {"DEEPINFER_VLLM_SCHED_TARGET_MS": "0.001"}).items():
+    below = {"DEEPINFER_VLLM_SCHED_TARGET_MS": "0.001", "DEEPINFER_VLLM_SCHED_PREFILL_SHARE": "0"}
+    for name, value in (CHUNKS | below).items():
         monkeypatch.setenv(name, value)
 
 

@@ -15,7 +15,8 @@ from deepinfer_vllm.scheduling.plan import StepPlan
 from deepinfer_vllm.scheduling.settings import Settings
 
 COST = StepCost(Cost(0.004, 3e-5, 2e-9), 0.003, 1e-4, 1e-8, 4e-5)
-SETTINGS = Settings(target_s=0.03, grid=128, most_tokens=32_768, most_context=1 << 40, file="")
+INDEXED = StepCost(Cost(0.02, 2e-5, 4e-9, cap_tokens=1024, index=5e-11), 0.015, 5e-5, 1e-9, 3e-5)
+SETTINGS = Settings(target_s=0.03, least_share=0.25, grid=128, most_tokens=32_768, most_context=1 << 40, file="")
 PROMPTS = st.lists(st.tuples(st.integers(0, 60_000), st.integers(2, 40_000), st.booleans()), min_size=1, max_size=8)
 
 
@@ -25,6 +26,7 @@ PROMPTS = st.lists(st.tuples(st.integers(0, 60_000), st.integers(2, 40_000), st.
     context=st.integers(0, 4_000_000),
     tail=st.floats(0.8, 1.5),
     target_s=st.sampled_from([0.001, 0.01, 0.03, 0.2, inf]),
+    share=st.sampled_from([0.0, 0.25, 0.9]),
     most_context=st.sampled_from([1, 1000, 50_000, 1 << 40]),
     tokens=st.sampled_from([128, 1000, 1 << 40]),
 )
@@ -34,14 +36,16 @@ def test_steps(
     context: int,
     tail: float,
     target_s: float,
+    share: float,
     most_context: int,
     tokens: int,
 ) -> None:
-    settings = replace(SETTINGS, target_s=target_s, most_context=most_context)
+    settings = replace(SETTINGS, target_s=target_s, least_share=share, most_context=most_context)
     plan = StepPlan(settings, COST, Load(decodes=decodes, context=context if decodes else 0), tail=tail, tokens=tokens)
     for number, (start, most, final) in enumerate(prompts):
         if (count := plan.tokens(start, most, PLAIN, final=final)) > 0:
             plan.add(str(number), start, count)
+    decodes_s = COST.seconds(plan.decodes)
     chunks = list(plan.chunks.values())
     assert chunks[0] == (prompts[0][0], chunks[0][1])  # the oldest goes on
     assert all(count <= settings.most_tokens for _, count in chunks)
@@ -52,8 +56,17 @@ def test_steps(
     if len(chunks) > 1 or chunks[0][1] > 128:
         assert sum(start + count for start, count in chunks) <= most_context
         if decodes:
-            assert COST.seconds(load) <= target_s / tail + 1e-9
+            start, count = chunks[-1]
+            piece_s = COST.prefill.seconds(127, start + count) - COST.prefill.alpha if plan.beyond_target else 0.0
+            assert COST.seconds(load) <= max(target_s / tail, decodes_s + plan.least_s + piece_s) + 1e-9
             assert load.tokens <= tokens
+    if not plan.beyond_target:  # then it is as without a least share
+        assert not decodes or target_s / tail >= (decodes_s + COST.prefill.alpha - COST.step) / (1 - share) - 1e-9
+        kept = StepPlan(replace(settings, least_share=0.0), COST, plan.decodes, tail=tail, tokens=tokens)
+        for number, (start, most, final) in enumerate(prompts):
+            assert (count := kept.tokens(start, most, PLAIN, final=final)) == plan.chunks.get(str(number), (0, 0))[1]
+            if count:
+                kept.add(str(number), start, count)
 
 
 def test_takes_the_largest_chunk_that_fits() -> None:
@@ -67,11 +80,40 @@ def test_takes_the_largest_chunk_that_fits() -> None:
 
 
 def test_a_step_without_room_goes_on_by_one_piece_and_is_full() -> None:
-    plan = StepPlan(SETTINGS, COST, Load(decodes=512, context=10_000_000))
-    assert plan.room_s < 0 and not plan.full
+    settings = replace(SETTINGS, least_share=0.0)
+    plan = StepPlan(settings, COST, Load(decodes=512, context=10_000_000))
+    assert plan.room_s == COST.prefill.alpha - COST.step and plan.beyond_target and not plan.full
     assert plan.tokens(1000, 5000, PLAIN, final=True) == 24  # to 1024
     plan.add("a", 1000, 24)
     assert plan.full and plan.tokens(0, 5000, PLAIN, final=True) == 0
+
+
+@given(
+    cost=st.sampled_from([COST, INDEXED]),
+    decodes=st.integers(1, 512),
+    context=st.integers(0, 4_000_000),
+    start=st.integers(0, 60_000),
+    share=st.floats(0.01, 0.9),
+    grid=st.sampled_from([1, 16, 128]),
+)
+def test_where_the_target_has_no_room_prompts_get_their_share_and_little_more(
+    cost: StepCost, decodes: int, context: int, start: int, share: float, grid: int
+) -> None:
+    """Of the best there is, by trying every size; a piece of the grid less would not be enough for the formula."""
+    settings = replace(SETTINGS, target_s=0.001, least_share=share, grid=grid)
+    load = Load(decodes=decodes, context=context)
+    plan = StepPlan(settings, cost, load)
+    count = plan.tokens(start, 1 << 20, PLAIN, final=False)
+
+    def seconds(tokens: int) -> float:
+        return cost.seconds(load.chunk(tokens, start, cost.prefill.cap_tokens))
+
+    sizes = range(16, settings.most_tokens + 1, 16)
+    assert count / seconds(count) >= share * max(size / seconds(size) for size in sizes)
+    fixed_s = seconds(0)
+    if count > grid:
+        less = count - grid if (start + count) % grid == 0 else count - 1
+        assert seconds(less) - fixed_s < share / (1 - share) * fixed_s + 1e-12
 
 
 def test_without_decodes_and_in_throughput_mode_nobody_waits() -> None:
