@@ -74,9 +74,13 @@ def options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code. A user's error is one line on stderr."""
+    """Run one command line; the exit code. A user's error is one line on stderr.
+
+    `typer.Context.obj` is the command line, for records of how they were made.
+    """
     try:
-        code = app(args=list(arguments) or ["--help"], prog_name="deepinfer", standalone_mode=False)
+        words = list(arguments) or ["--help"]
+        code = app(args=words, prog_name="deepinfer", standalone_mode=False, obj=words)
     except typer.TyperException as error:
         message = " ".join(error.format_message().split())
         print(f"deepinfer: {message}", file=sys.stderr)

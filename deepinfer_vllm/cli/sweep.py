@@ -1,6 +1,7 @@
 """`deepinfer sweep`: throughput against latency of a server, over a grid of loads."""
 
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ START_LIMIT_SECONDS = 3600
 
 
 def sweep(
+    context: typer.Context,
     url: Annotated[str | None, typer.Argument(help="Of a server, or of the router.", show_default=False)] = None,
     serve: Annotated[
         str | None, typer.Option(help="Instead: start `vllm serve` with these words, and stop it afterwards.")
@@ -61,7 +63,7 @@ def sweep(
         if url is None and (not words or words[0].startswith("-") or {"--host", "--port"} & {*words}):
             raise CommandError(f"sweep: --serve {serve!r}: a model comes first, and --host and --port are chosen here")
         start = partial(_running, url.rstrip("/")) if url is not None else partial(_served, words, out / "server.log")
-        with _bar(len(points)) as show:
+        with _terminable(), _bar(len(points)) as show:
             whole = sweep_run.sweep(
                 start,
                 url or f"vllm serve {serve}",
@@ -72,6 +74,7 @@ def sweep(
                 more=more,
                 out=out,
                 fresh=fresh,
+                called=["deepinfer", *context.obj],
                 progress=show,
             )
         for line in table(whole["points"]):
@@ -113,6 +116,16 @@ def _words(flag: str, text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise CommandError(f"sweep: {flag} {text!r}: {error}") from None
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends what was started too, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

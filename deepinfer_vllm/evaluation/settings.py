@@ -15,6 +15,7 @@ from typing import Any, Literal
 from deepinfer_vllm import __version__, envs
 from deepinfer_vllm.evaluation.errors import EvaluationError
 from deepinfer_vllm.evaluation.task import Task, encodable
+from deepinfer_vllm.hidden_secrets import hidden
 
 Choices = Literal["letter", "loglikelihood"]
 OWN_SAMPLING = {
@@ -60,12 +61,15 @@ class Settings:
         return 0.0 if self.temperature is None and self.samples == 1 else self.temperature
 
     def recorded(self, task: Task, model: str) -> dict[str, Any]:
-        """What answers depend on, for the first line of the results. Raises OSError for a model that cannot be read."""
+        """What answers depend on, for the first line of the results, without secrets.
+
+        Raises OSError for a model that cannot be read.
+        """
         from deepinfer_vllm.kv_connector.weights_digest import directory_digest
 
         own = {name: value for name, value in dataclasses.asdict(self).items() if name != "strict"}
-        own["engine"].pop("hf_token", None)  # a secret
-        return {
+        own["engine"].pop("hf_token", None)  # no answer depends on it
+        recorded = {
             "task": task.name,
             "task_sha256": task.digest,
             "model": model,
@@ -78,6 +82,8 @@ class Settings:
             },
             "versions": {"deepinfer-vllm": __version__, "vllm": version("vllm")},
         }
+        kept: dict[str, Any] = hidden(recorded)
+        return kept
 
 
 def template_arguments(thinking: str) -> dict[str, Any]:

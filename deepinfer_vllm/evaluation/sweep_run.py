@@ -11,6 +11,8 @@ from deepinfer_vllm.evaluation.json_file import write_json
 from deepinfer_vllm.evaluation.results_file import ResultsFile
 from deepinfer_vllm.evaluation.sweep_bench import PointFailed, command, run_point
 from deepinfer_vllm.evaluation.sweep_grid import Point
+from deepinfer_vllm.hidden_secrets import hidden_line, hidden_words
+from deepinfer_vllm.record_facts import record_facts
 
 Json = dict[str, Any]
 Progress = Callable[[int, str], None]
@@ -28,15 +30,19 @@ def sweep(
     more: Sequence[str],
     out: Path,
     fresh: bool,
+    called: Sequence[str],
     progress: Progress,
 ) -> Json:
-    """Measure what OUT/points.jsonl lacks; write and return OUT/sweep.json: settings, and a result a point.
+    """Measure what OUT/points.jsonl lacks; write and return OUT/sweep.json: how it was taken, settings, and a result a
+    point. Secrets are in neither file.
 
     `start`: the server's address, for as long as it is needed; not called where nothing lacks. `server`: what is
-    measured, as a later run must name it again. A point that fails is in the result with its reason and is tried again
-    by the next run. Raises EvaluationError; points measured until then are kept.
+    measured, as a later run must name it again. `called`: the command line of this one. A point that fails is in the
+    result with its reason and is tried again by the next run. Raises EvaluationError; points measured until then are
+    kept.
     """
-    settings = {"server": server, "slo_ms": slo, "prompts": prompts, "seed": seed, "bench_arguments": [*more]}
+    given = {"server": hidden_line(server), "bench_arguments": hidden_words(more)}
+    settings = {"slo_ms": slo, "prompts": prompts, "seed": seed, **given}
     failed: dict[str, str] = {}
     with ResultsFile(out / "points.jsonl", settings, fresh) as results:
         lacking = [point for point in points if point.name not in results.records]
@@ -51,7 +57,7 @@ def sweep(
                     failed[point.name] = str(error)
         progress(len(points), "")
         measured = [{**_described(point), **_result(point, results.records, failed)} for point in points]
-    whole = {"settings": settings, "points": measured}
+    whole = {**record_facts(called), "settings": settings, "points": measured}
     write_json(out / "sweep.json", whole)
     return whole
 
