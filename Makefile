@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb bench-chunking gpu-pack soak lmcache nixl wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb bench-chunking gpu-pack soak lmcache nixl ascend-kernels wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,19 @@ nixl: $(INSTALLED) ## test the router before engines that prefill and decode apa
 	@test -d build/nixl || $(BIN)/python -m pip install --quiet --no-deps --target build/nixl nixl==1.5.1 nixl-cu12==1.5.1
 	@mkdir -p build/typing && for room in kvstore costmodel router simulator; do ln -sfn ../../$$room build/typing/deepinfer_$$room; done
 	PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing:$(CURDIR)/build/nixl $(BIN)/python -m pytest tests/serving/test_router_nixl.py
+
+# 0.1.15 is the first that emits AscendC, and not the one that vLLM wants: it sees .venv's packages, .venv does not see it.
+ASCEND_KERNELS := build/ascend-kernels
+
+ascend-kernels: $(INSTALLED) ## emit the TileLang kernels as AscendC and run them as C, with TileLang 0.1.15 below build/: 250 MB, 5 minutes
+	@test -x $(ASCEND_KERNELS)/bin/python || $(PYTHON) -m venv $(ASCEND_KERNELS)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	    >$$($(ASCEND_KERNELS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
+	@$(ASCEND_KERNELS)/bin/python -c 'import tilelang.ascend' 2>/dev/null || \
+	    $(ASCEND_KERNELS)/bin/python -m pip install --quiet tilelang==0.1.15
+	@mkdir -p build/typing && for room in kvstore costmodel router simulator; do ln -sfn ../../$$room build/typing/deepinfer_$$room; done
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python -m pytest tests/platforms/test_tilelang_kernels.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python benchmarks/ascend_tilelang.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	rm -rf build/lib build/bdist.*

@@ -31,6 +31,7 @@ LIGHT_MODULES = [
     "deepinfer_vllm.checkpoint.create",
     "deepinfer_vllm.models.deepseek_v41.errors",
     "deepinfer_vllm.platforms",
+    "deepinfer_vllm.platforms.tilelang.registration",
     "deepinfer_vllm.doctor.checks",
     "deepinfer_vllm.doctor.fix",
     *(f"deepinfer_vllm.cli.{file.stem}" for file in sorted(Path(cli.__path__[0]).glob("[a-z]*.py"))),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepinfer_vllm.models.deepseek_v41 import gather_attention as module
-from deepinfer_vllm.models.deepseek_v41.gather_attention import gather_attention, tokens_per_chunk
+from deepinfer_vllm.models.deepseek_v41.gather_attention import gather_attention, located_attention, tokens_per_chunk
 from small_model import generator, normal
 
 TOKENS, HEADS, ROWS, DIM = 9, 3, 11, 8
@@ -75,6 +75,26 @@ def test_less_precision_is_widened_first() -> None:
     query, rows = query.bfloat16(), rows.bfloat16()
     got = gather_attention(query, rows, valid, sink, 0.3)
     assert torch.equal(got, gather_attention(query.float(), rows.float(), valid, sink, 0.3))
+
+
+def test_cached_rows_are_read_and_then_gathered_over() -> None:
+    """Of two caches with rows of other widths between them; slots that no token reads hold NaN."""
+    query, _, _, sink = case(6)
+    pools = [normal(seed, 20, DIM + more)[:, :DIM] for seed, more in ((7, 0), (8, 3))]
+    slots = [torch.randint(-1, 18, (TOKENS, n), generator=generator(n)) for n in (4, 7)]
+    slots[0][3], slots[1][3] = -1, -1
+    for pool in pools:
+        pool[18:] = torch.nan
+        pool[0] = torch.nan
+    slots = [index.masked_fill(index == 0, -1) for index in slots]
+    rows = torch.cat([pool[index.clamp_min(1)] for pool, index in zip(pools, slots, strict=True)], dim=1)
+    valid = torch.cat(slots, dim=1) >= 0
+    window, selected = zip(pools, slots, strict=True)
+    got = located_attention(query, window, selected, sink, 0.3)
+    assert torch.equal(got, gather_attention(query, rows, valid, sink, 0.3))
+    assert torch.equal(got[3], torch.zeros(HEADS, DIM))
+    alone = located_attention(query, window, None, sink, 0.3)
+    assert torch.equal(alone, gather_attention(query, rows[:, :4], valid[:, :4], sink, 0.3))
 
 
 def test_chunks_fit_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache, window_spec
 from deepinfer_vllm.models.deepseek_v41.compressor import Compressor
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
-from deepinfer_vllm.models.deepseek_v41.gather_attention import gather_attention, tokens_per_chunk
+from deepinfer_vllm.models.deepseek_v41.gather_attention import located_attention, tokens_per_chunk
 from deepinfer_vllm.models.deepseek_v41.indexer import Indexer
 from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
@@ -121,24 +121,29 @@ class Attention(nn.Module):
         """Attention [T, H, D] float32: long spans one by one, the short ones between them together."""
         out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
         if invariance.by_rows():
-            self._by_rows(query, step, out)
+            self._located(query, slice(0, step.num_tokens), step, out)
             return out
         done = 0
         for request, (start, end) in enumerate(step.spans):
             if end - start >= SPAN_TOKENS and not step.is_block:
-                self._gathered(query, slice(done, start), step, out)
+                self._located(query, slice(done, start), step, out)
                 out[start:end] = self._span(query[start:end], request, slice(start, end), step)
                 done = end
-        self._gathered(query, slice(done, step.num_tokens), step, out)
+        self._located(query, slice(done, step.num_tokens), step, out)
         return out
 
-    def _by_rows(self, query: torch.Tensor, step: Step, out: torch.Tensor) -> None:
-        """Attention of all tokens into `out`, each over its own rows in the order of their positions."""
+    def _located(self, query: torch.Tensor, tokens: slice, step: Step, out: torch.Tensor) -> None:
+        """Attention of some tokens into `out`, a chunk of them at a time, each over its own rows in the order of their
+        positions."""
+        if tokens.start == tokens.stop:
+            return
         compressed = step.selected if self.role.ratio else None
         num_rows = step.window_width(self.window) + (0 if compressed is None else compressed.shape[1])
-        chunk = max(1, PLACES // num_rows)
-        for low in range(0, step.num_tokens, chunk):
-            part = slice(low, min(low + chunk, step.num_tokens))
+        attention, chunk = located_attention, tokens_per_chunk(num_rows, self.heads, self.head_dim)
+        if invariance.by_rows():
+            attention, chunk = invariant.attention, max(1, PLACES // num_rows)
+        for low in range(tokens.start, tokens.stop, chunk):
+            part = slice(low, min(low + chunk, tokens.stop))
             request = step.request[part].unsqueeze(-1)
             index, valid = step.window_rows(self.window, part, floored=self.skips_rows)
             table = step.tables[self.window_rows.name]
@@ -148,7 +153,7 @@ class Attention(nn.Module):
                 rows, selected = self._rows[0], compressed[part]
                 table = step.tables[rows.name]
                 chosen = rows.located(table, request, selected.clamp_min(0), selected >= 0, self.head_dim)
-            out[part] = invariant.attention(query[part], window, chosen, self.attn_sink, self.scale)
+            out[part] = attention(query[part], window, chosen, self.attn_sink, self.scale)
 
     def _span(self, query: torch.Tensor, request: int, part: slice, step: Step) -> torch.Tensor:
         """Attention of one request's tokens."""
@@ -166,34 +171,6 @@ class Attention(nn.Module):
             assert step.selected is not None
             compressed = Compressed(step.selected[part], self.role.ratio, lambda row: read(self._rows[0], row))
         return span_attention(query, start, rows, self.window, compressed, self.attn_sink, self.scale)
-
-    def _gathered(self, query: torch.Tensor, tokens: slice, step: Step, out: torch.Tensor) -> None:
-        """Attention of some tokens into `out`, a chunk of them at a time."""
-        if tokens.start == tokens.stop:
-            return
-        compressed = step.selected if self.role.ratio else None
-        num_rows = step.window_width(self.window) + (0 if compressed is None else compressed.shape[1])
-        chunk = tokens_per_chunk(num_rows, self.heads, self.head_dim)
-        for low in range(tokens.start, tokens.stop, chunk):
-            part = slice(low, min(low + chunk, tokens.stop))
-            rows, valid = self._window(part, step)
-            if compressed is not None:
-                more, more_valid = self._compressed(compressed[part], part, step)
-                rows, valid = torch.cat((rows, more), dim=1), torch.cat((valid, more_valid), dim=1)
-            out[part] = gather_attention(query[part], rows, valid, self.attn_sink, self.scale)
-
-    def _window(self, part: slice, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """Window rows [t, W, D] and which of them count. A row that does not is the token's own, so always finite."""
-        index, valid = step.window_rows(self.window, part, floored=self.skips_rows)
-        request = step.request[part].unsqueeze(-1)
-        return self.window_rows.read(step.tables[self.window_rows.name], request, index), valid
-
-    def _compressed(self, selected: torch.Tensor, part: slice, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """Selected compressed rows [t, K, D] and which of them count; the others repeat a written row or are zeroed."""
-        rows, request = self._rows[0], step.request[part].unsqueeze(-1)
-        valid = selected >= 0
-        values = rows.read(step.tables[rows.name], request, selected.clamp_min(0), self.head_dim)
-        return values.masked_fill(~valid.unsqueeze(-1), 0), valid
 
 
 class GroupedLinear(nn.Module):

@@ -81,7 +81,7 @@ class PagedCache(nn.Module, AttentionLayerBase):
         block's rows do not lie evenly, they are read first."""
         if not self._slots_per_block:
             rows = self.read(table, request, row, width).flatten(0, -2)
-            return rows, torch.arange(len(rows)).view(row.shape).masked_fill(~valid, -1)
+            return rows, torch.arange(len(rows), device=rows.device).view(row.shape).masked_fill(~valid, -1)
         block, offset = table[request, row // self.rows_per_block].long(), row % self.rows_per_block
         return self._slots[:, :width], (block * self._slots_per_block + offset).masked_fill(~valid, -1)
 

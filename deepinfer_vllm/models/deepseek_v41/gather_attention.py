@@ -9,6 +9,10 @@ WORKSPACE_BYTES = 64 << 20
 """Gathered rows and scores of one chunk of tokens; bounds memory, not the result."""
 
 
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""Cached rows [slots, D], and for each token the slots of those it reads [T, n] int64, negative for none."""
+
+
 def gather_attention(
     query: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, sink: torch.Tensor, scale: float
 ) -> torch.Tensor:
@@ -22,6 +26,21 @@ def gather_attention(
     sinks = sink.view(1, -1, 1).expand(scores.shape[0], -1, 1)
     weights = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
     return torch.bmm(weights, rows)
+
+
+def located_attention(
+    query: torch.Tensor, window: Rows, selected: Rows | None, sink: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The same over cached rows, the window's and the selected: query [T, H, D] -> [T, H, D] float32.
+
+    What a slot that no token reads holds, NaN too, does not matter.
+    """
+    parts = (window,) if selected is None else (window, selected)
+    read = [rows.index_select(0, slots.clamp_min(0).flatten()).unflatten(0, slots.shape) for rows, slots in parts]
+    valid = torch.cat([slots >= 0 for _, slots in parts], dim=1)
+    rows = read[0] if selected is None else torch.cat(read, dim=1)
+    rows.masked_fill_(~valid.unsqueeze(-1), 0)
+    return gather_attention(query, rows, valid, sink, scale)
 
 
 def tokens_per_chunk(num_rows: int, num_heads: int, head_dim: int) -> int:

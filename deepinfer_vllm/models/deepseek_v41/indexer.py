@@ -15,6 +15,7 @@ from torch import nn
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
+from deepinfer_vllm.models.deepseek_v41.candidate_mask import mask_scores
 from deepinfer_vllm.models.deepseek_v41.config import ModelConfig
 from deepinfer_vllm.models.deepseek_v41.norm import RMSNorm
 from deepinfer_vllm.models.deepseek_v41.numerics import Numerics
@@ -179,12 +180,10 @@ class Indexer(nn.Module):
         """Set `step.selected` and `step.candidates` of some tokens by their scores [t, rows], which are used up."""
         assert step.selected is not None
         seen = scores.shape[-1]
-        index = torch.arange(seen, device=visible.device)
-        scores.masked_fill_(index >= visible[part].unsqueeze(-1), float("-inf"))
+        narrowed = step.candidates[part] if self.role.uses_candidates and step.candidates is not None else None
+        mask_scores(scores, visible[part], narrowed, self.block_size)
         if self.role.publishes_candidates:
             self._publish(scores, visible[part], part, step)
-        elif self.role.uses_candidates:
-            self._narrow(scores, part, step)
         k = min(step.selected.shape[1], seen)
         best = stable_topk(scores, k)
         step.selected[part, :k] = ascending(best, scores.gather(-1, best) > float("-inf"))
@@ -202,18 +201,6 @@ class Indexer(nn.Module):
         kept = stable_topk(best, self.blocks)
         ranked = ascending(kept, best.gather(-1, kept) > float("-inf"))
         step.candidates[part] = ranked.masked_fill_((newest < self.blocks).unsqueeze(-1), -1)
-
-    def _narrow(self, scores: torch.Tensor, part: Part, step: Step) -> None:
-        """Put the rows outside a token's candidate blocks out of reach, in place."""
-        if step.candidates is None or step.candidates.shape[-1] == 0:
-            return
-        blocks = step.candidates[part]
-        num_blocks = -(-scores.shape[-1] // self.block_size)
-        admitted = torch.zeros(scores.shape[0], num_blocks + 1, dtype=torch.bool, device=scores.device)
-        admitted.scatter_(-1, torch.where(blocks < 0, num_blocks, blocks), True)
-        admitted = admitted[:, :num_blocks] | (blocks < 0).all(dim=-1, keepdim=True)
-        outside = ~admitted.repeat_interleave(self.block_size, dim=-1)[:, : scores.shape[-1]]
-        scores.masked_fill_(outside, float("-inf"))
 
 
 def head_sum(query: torch.Tensor, weight: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

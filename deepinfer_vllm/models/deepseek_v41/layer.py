@@ -42,6 +42,5 @@ class DecoderLayer(nn.Module):
         """(streams, pre) after attention and experts, for tokens whose rows have been written."""
         pre, post, comb = self.hc_attn(streams)
         streams = expand(self.attn.attend(x, step), streams, post, comb)
-        x = self.ffn_norm(collapse(streams, pre))
-        pre, post, comb = self.hc_ffn(streams)
-        return expand(self.ffn(x, step.routed_as_image, step.dp_tokens), streams, post, comb), pre
+        x, pre, post, comb = self.hc_ffn.delayed(streams, pre)
+        return expand(self.ffn(self.ffn_norm(x), step.routed_as_image, step.dp_tokens), streams, post, comb), pre

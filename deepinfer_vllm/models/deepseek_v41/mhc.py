@@ -12,6 +12,9 @@ from deepinfer_vllm.native import invariance, invariant
 from deepinfer_vllm.native.build import kernels
 from deepinfer_vllm.native.linear import linear
 
+Gates = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""pre [T, M], post [T, M], comb [T, M, M], float32."""
+
 
 class HyperConnection(nn.Module):
     """The mixing weights of one sublayer. In checkpoints `hc_attn.fn` is `hc_attn_fn`, and so on."""
@@ -24,21 +27,53 @@ class HyperConnection(nn.Module):
         self.base = nn.Parameter(torch.empty(outputs, dtype=torch.float32), requires_grad=False)
         self.scale = nn.Parameter(torch.empty(3, dtype=torch.float32), requires_grad=False)
 
-    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """streams [T, M, D] to (pre [T, M], post [T, M], comb [T, M, M]), float32."""
-        m = self.streams
-        flat = streams.flatten(1).float()
-        if invariance.by_rows():
-            gates = invariant.hyper_gates(flat, self.fn, self.base, self.scale, m, self.eps, self.norm_eps)
-            return gates[0], gates[1], sinkhorn(gates[2], self.iterations, self.eps)
-        mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
-        mixes = linear(flat, self.fn) * torch.rsqrt(mean_square + self.norm_eps)  # fewer values to scale
-        pre, post, comb = mixes.split((m, m, m * m), dim=-1)
-        base_pre, base_post, base_comb = self.base.split((m, m, m * m))
-        pre = torch.sigmoid(pre * self.scale[0] + base_pre) + self.eps
-        post = 2 * torch.sigmoid(post * self.scale[1] + base_post)
-        comb = (comb * self.scale[2] + base_comb).view(-1, m, m)
-        return pre, post, sinkhorn(comb, self.iterations, self.eps)
+    def forward(self, streams: torch.Tensor) -> Gates:
+        """Of streams [T, M, D]."""
+        return gates(streams, self.fn, self.base, self.scale, self.iterations, self.eps, self.norm_eps)
+
+    def delayed(self, streams: torch.Tensor, pre: torch.Tensor) -> tuple[torch.Tensor, *Gates]:
+        """(streams [T, M, D] collapsed by the `pre` [T, M] of the sublayer before, this one's pre, post, comb)."""
+        return delayed(streams, pre, self.fn, self.base, self.scale, self.iterations, self.eps, self.norm_eps)
+
+
+def gates(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    iterations: int,
+    eps: float,
+    norm_eps: float,
+) -> Gates:
+    """Of streams [T, M, D] by fn [(2 + M) * M, M * D], base [(2 + M) * M] and scale [3], float32."""
+    m = streams.shape[1]
+    flat = streams.flatten(1).float()
+    if invariance.by_rows():
+        pre, post, comb = invariant.hyper_gates(flat, fn, base, scale, m, eps, norm_eps)
+        return pre, post, sinkhorn(comb, iterations, eps)
+    mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
+    mixes = linear(flat, fn) * torch.rsqrt(mean_square + norm_eps)  # fewer values to scale
+    pre, post, comb = mixes.split((m, m, m * m), dim=-1)
+    base_pre, base_post, base_comb = base.split((m, m, m * m))
+    pre = torch.sigmoid(pre * scale[0] + base_pre) + eps
+    post = 2 * torch.sigmoid(post * scale[1] + base_post)
+    comb = (comb * scale[2] + base_comb).view(-1, m, m)
+    return pre, post, sinkhorn(comb, iterations, eps)
+
+
+def delayed(
+    streams: torch.Tensor,
+    pre: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    iterations: int,
+    eps: float,
+    norm_eps: float,
+) -> tuple[torch.Tensor, *Gates]:
+    """(`collapse` by the `pre` of the sublayer before, `gates` of this one): both read the streams, so that a device's
+    kernel may read them once."""
+    return collapse(streams, pre), *gates(streams, fn, base, scale, iterations, eps, norm_eps)
 
 
 def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
