@@ -59,3 +59,17 @@ def headers(tmp_path: Path) -> int:
     for file in (tmp_path / "tiny").glob("*.safetensors"):
         total += 8 + int.from_bytes(file.read_bytes()[:8], "little")
     return total
+
+
+@pytest.mark.parametrize("drafts", [(), ("--drafts",)], ids=["alone", "with drafts"])
+def test_a_token_at_a_time_no_answer_moves(tmp_path: Path, drafts: tuple[str, ...]) -> None:
+    """As the mode does on a GPU, and here without compiled kernels."""
+    flags = ("--lengths", 3, 40, "--tokens", 5, "--kv-mb", 64, "--dtype", "float32", *drafts)
+    ran = call("invariance.py", tmp_path / "pair", tmp_path, *flags, DEEPINFER_VLLM_NATIVE="0")
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    [file] = tmp_path.glob("invariance-invariant-tokens-float32*.json")
+    record = json.loads(file.read_text())
+    assert record["device"] == "cpu" and record["drafts"] == bool(drafts)
+    assert len(record["ways"]) == 5
+    for row in record["ways"].values():
+        assert row["greedy"]["same bits"] == row["seeded"]["same bits"] == 2

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # All measurements of this folder, on a GPU host with vLLM 0.33 and what pack.sh packed on PYTHONPATH.
 #
-#   usage: run.sh OUT [PART ...]      parts: doctor oracle store fs pair drafts; default: all. Logs and JSON go to OUT.
+#   usage: run.sh OUT [PART ...]      default: all parts, which are the cases below. Logs and JSON go to OUT.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "$1"); shift
-parts=${*:-doctor oracle store fs pair drafts}
+parts=${*:-doctor oracle store fs pair invariance drafts}
 work=${WORK:-/tmp/deepinfer-gpu}
 mkdir -p "$out" "$work/states"
 begin=$(date +%s)
@@ -50,5 +50,11 @@ for part in $parts; do case $part in
     pair)
         timeout 300 python3 "$here/pair.py" "$work/pair" "$out" > "$out/pair.log" 2>&1
         said "pair: exit code $?"; grep -E "^(none|auto|fixed)[,:]" "$out/pair.log" ;;
-    *) echo "run.sh: no part $part: choose from doctor, oracle, store, fs, pair, drafts" >&2; exit 2 ;;
+    invariance)
+        for flags in "--dtype float32" "--dtype bfloat16" "--dtype bfloat16 --drafts" "--dtype bfloat16 --normal"; do
+            log=$out/invariance${flags//[ -]/}.log
+            timeout 400 python3 "$here/invariance.py" "$work/pair" "$out" $flags > "$log" 2>&1
+            said "invariance $flags: exit code $?"; grep -E "^(float|bfloat)[0-9]+," "$log"
+        done ;;
+    *) echo "run.sh: no part $part: choose from doctor, oracle, store, fs, pair, invariance, drafts" >&2; exit 2 ;;
 esac; done

@@ -15,6 +15,8 @@
 | `spare_cpu_kernels` | 0.32, 0.33, CPU | batch invariance replaces torch's by Triton kernels | it asks for Triton |
 | `drop_logprobs_of_padding` | 0.32, 0.33, runner V2 | prompt logprobs have rows of padding | it leaves them out |
 | `list_lower_ids_first` | 0.32, 0.33 | which of equal logprobs are listed depends on the batch | vLLM breaks ties |
+| `limit_rows_by_themselves` | 0.32, 0.33 | a top-p of one request shows in rows of others | it takes rows apart |
+| `list_for_each_what_it_asked` | 0.32, 0.33, runner V1 | tokens one request names are all that is listed | V1 is gone |
 | `flush_before_zeroing` | 0.32, 0.33, runner V2 | it zeroes blocks still to be copied | it asks the connector first |
 | `carry_worker_reports` | 0.32, 0.33 | workers cannot report what only they know | vLLM lets them |
 | `publish_reports` | 0.32, 0.33 | a plugin has no metrics of its own | vLLM lets it |
@@ -37,6 +39,8 @@ from deepinfer_vllm.compat.grammar_requests import hook_grammar_requests
 from deepinfer_vllm.compat.held_answers import hold_answers
 from deepinfer_vllm.compat.image_errors import blame_the_sender
 from deepinfer_vllm.compat.model_config import hook_model_config
+from deepinfer_vllm.compat.named_logprobs import list_for_each_what_it_asked
+from deepinfer_vllm.compat.own_limits import limit_rows_by_themselves
 from deepinfer_vllm.compat.padded_prompts import drop_logprobs_of_padding
 from deepinfer_vllm.compat.prompt_embeds import refuse_prompt_embeds
 from deepinfer_vllm.compat.runner_facts import BATCH_FACTS, hook_runner
@@ -61,6 +65,8 @@ __all__ = [
     "hook_runner",
     "hook_seeded_sampling",
     "let_drafts_stay",
+    "limit_rows_by_themselves",
+    "list_for_each_what_it_asked",
     "list_lower_ids_first",
     "provide_dspark",
     "provide_torch_kernels",

@@ -16,6 +16,7 @@ import torch
 import ranks
 from deepinfer_vllm.checkpoint.backends import BareBackend
 from deepinfer_vllm.checkpoint.bare import BareModel
+from deepinfer_vllm.models.deepseek_v41 import verify_config
 from deepinfer_vllm.models.deepseek_v41.parallel import sum_over_tp
 from deepinfer_vllm.models.deepseek_v41.verify_config import _invariance_problems
 from deepinfer_vllm.native import invariance, invariant
@@ -146,3 +147,20 @@ def test_what_would_move_sums_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
     monkeypatch.delenv("VLLM_BATCH_INVARIANT")
     assert problems(eplb=True, dp=2, fp64=True) == []
+
+
+@pytest.mark.usefixtures("switched_on")
+def test_what_does_not_hold_on_a_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms import current_platform
+
+    said: list[str] = []
+    monkeypatch.setattr(verify_config.logger, "warning", lambda text, *of: said.append(text % of))
+    parallel = SimpleNamespace(enable_eplb=False, data_parallel_size=1)
+    config = SimpleNamespace(parallel_config=parallel, speculative_config=object(), model_config=SimpleNamespace())
+    config.model_config.use_fp64_gumbel = False
+    assert _invariance_problems(config) == said == []
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "device_type", "cuda")
+    assert _invariance_problems(config) == []
+    slow, drafts = said
+    assert "one token at a time" in slow and "with drafts on cuda" in drafts and "at temperature 0 only" in drafts

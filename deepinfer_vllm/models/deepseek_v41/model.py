@@ -57,6 +57,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages, Balan
         numerics = Numerics(quantised=envs.DEEPINFER_VLLM_NUMERICS == "qat")
         if invariance.decide() is not invariance.Way.NONE:
             compat.list_lower_ids_first()
+            compat.limit_rows_by_themselves()
+            compat.list_for_each_what_it_asked()
         if vllm_config.use_v2_model_runner:
             compat.drop_logprobs_of_padding()
         self.replay = config.replay_cut >= 0 and replay.enabled(vllm_config)

@@ -95,13 +95,21 @@ def verify_engine(vllm_config: Any) -> None:
 
 
 def _invariance_problems(vllm_config: Any) -> list[str]:
-    """Of VLLM_BATCH_INVARIANT=1. One token at a time is said, for it takes as many times the time."""
+    """Of VLLM_BATCH_INVARIANT=1. Said is what works, but not as on a CPU with a compiler."""
+    from vllm.platforms import current_platform
+
     way, parallel = invariance.way(), vllm_config.parallel_config
     drafts = vllm_config.speculative_config is not None
     if way is invariance.Way.TOKENS:
         logger.warning(
             "VLLM_BATCH_INVARIANT=1 computes one token at a time here: only on a CPU with a C compiler, and without "
             "DEEPINFER_VLLM_NATIVE=0, are many computed together"
+        )
+    if way.value and drafts and not current_platform.is_cpu():
+        logger.warning(
+            "VLLM_BATCH_INVARIANT=1 with drafts on %s: vLLM's kernels judge them, so answers are the same in any batch "
+            "at temperature 0 only; without --speculative-config they are at any",
+            current_platform.device_type,
         )
     return [
         f"{flag}={value} (must be {allowed} under VLLM_BATCH_INVARIANT=1)"
