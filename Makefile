@@ -67,7 +67,7 @@ doctor: $(INSTALLED) ## what works in .venv, and what would run
 bench-model: $(INSTALLED) ## speed of the model beside what this machine can do; 20 minutes, 8 GB of memory, 3 GB of disk
 	$(BIN)/python benchmarks/model.py
 
-bench-dspark: $(INSTALLED) ## speed with drafts beside none on a tiny trained pair, and what the budget does; 20 minutes
+bench-dspark: $(INSTALLED) ## speed with drafts beside none on a tiny trained pair, and what the budget does; 40 minutes
 	@missed=0; for part in $(sort $(wildcard benchmarks/dspark*.py)); do $(BIN)/python $$part || missed=1; done; exit $$missed
 
 bench-kvstore: $(INSTALLED) ## speed of the KV store: transfers, CHECK, erasure coding, inside an engine; 15 minutes, 18 GB of memory, 6 GB of disk

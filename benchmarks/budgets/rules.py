@@ -25,10 +25,12 @@ MEASURED = (*captured(), 768, 1024, 1536, 2048)
 class Step:
     """What a rule may know, and what only the oracle looks at.
 
-    `confidences` [R, 5]: what the head says of the drafts at hand; `stale` [R, 5]: what it said one step earlier;
-    `chances` [R, 5]: the truth; `have`: whether there are drafts; `context`: tokens of a request.
+    `rows` [R]: which of all requests are in the batch; `confidences` [R, 5]: what the head says of the drafts at hand;
+    `stale` [R, 5]: what it said one step earlier; `chances` [R, 5]: the truth; `have`: whether there are drafts;
+    `context`: tokens of a request.
     """
 
+    rows: Ints
     confidences: Floats
     stale: Floats
     chances: Floats
@@ -40,6 +42,9 @@ class Step:
 class Rule(Protocol):
     """Called once a step."""
 
+    def came(self, requests: int) -> None:
+        """So many have come, in the place of all before."""
+
     def decide(self, step: Step) -> tuple[Ints, bool]:
         """Drafts to verify [R], and whether to draft for the next step."""
 
@@ -49,6 +54,9 @@ class Rule(Protocol):
 
 class Deaf:
     """Learns nothing."""
+
+    def came(self, requests: int) -> None:
+        """Nothing."""
 
     def learn(self, step: Step, drafts: Ints, accepted: Ints, verify_s: float, draft_s: float) -> None:
         """Nothing."""
@@ -72,6 +80,11 @@ class Ours:
         self._form = form
         self.controller = Controller(None, costs, Settings(form, calibration="off", record="", grammar=False))
 
+    def came(self, requests: int) -> None:
+        """See Rule."""
+        for _ in range(requests):
+            self.controller.came()
+
     def decide(self, step: Step) -> tuple[Ints, bool]:
         """See Rule."""
         requests = len(step.chances)
@@ -89,11 +102,16 @@ class Ours:
         """See Rule."""
         requests = len(drafts)
         context = int(requests * step.context)
-        self.controller.observe_verify(requests + int(drafts.sum()), context, verify_s)
+        if step.have:
+            self.controller.observe_verify(requests + int(drafts.sum()), context, verify_s)
+        else:
+            self.controller.observe_plain(requests, context, verify_s)
         if draft_s:
             self.controller.observe_draft(requests, context, draft_s)
         if step.have:
             self.controller.verified(step.confidences, drafts, accepted)
+            if self._form == "delayed" and not isinstance(self, Ahead):
+                self.controller.drawn(self.controller.survivals(step.confidences))
 
 
 class Ahead(Ours):
@@ -103,19 +121,30 @@ class Ahead(Ours):
         super().__init__("delayed", costs)
         self._forecast = Forecast(requests, POSITIONS)
         self._waiting: Step | None = None
+        self._requests = requests
+
+    def came(self, requests: int) -> None:
+        """See Rule."""
+        super().came(requests)
+        self._waiting = None
+        for slot in range(self._requests):
+            self._forecast.forget(slot)
 
     def decide(self, step: Step) -> tuple[Ints, bool]:
         """See Rule."""
         requests = len(step.chances)
         context = int(requests * step.context)
         if self._waiting is not None:
-            self._forecast.saw(np.arange(requests), self.controller.survivals(self._waiting.confidences))
+            rows = self._waiting.rows
+            self._forecast.saw(rows, self.controller.survivals(self._waiting.confidences))
+            self.controller.drawn(self._forecast.of(rows))
         self._waiting = step if step.have else None
         if not step.have:
+            self._forecast.aged()
             return np.zeros(requests, dtype=np.int64), self.controller.wants_drafts(requests, context)
         if not self._forecast.known:
             return np.full(requests, POSITIONS), True
-        survivals = self._forecast.of(np.arange(requests))
+        survivals = self._forecast.of(step.rows)
         plan = self.controller.plan_ahead(survivals, np.full(requests, POSITIONS), requests, context, requests)
         return plan.drafts, plan.drafting
 

@@ -8,8 +8,10 @@ from budgets.curves import Curve, captured, fitted
 from budgets.replay import Scene
 
 LEVELS = (1, 2, 4, 8, 16, 32, 60, 80, 96, 128, 192, 256)
-"""Concurrencies; all of 1 to 256 with `--every`."""
+"""Concurrencies at which all rules are replayed; `every.py` has the others."""
 PUBLISHED = (16, 60, 96)
+EVERYWHERE = ("padded", "reading tokens", "knee at 60")
+"""Costs at which every concurrency is replayed: both readings of what was published, and where drafting must end."""
 CHANGES = (16, 60, 256)
 
 
@@ -38,6 +40,17 @@ def headline(seeds: int, steps: int, levels: tuple[int, ...]) -> dict[str, Scene
         if name in ("smooth", "reading tokens")
         for requests in levels
         for seed in range(1, seeds + 1)
+    }
+
+
+def recorded(steps: int, levels: tuple[int, ...]) -> dict[str, Scene]:
+    """What an engine recorded, over costs without and with padding."""
+    return {
+        f"recorded texts, {name}, {requests} sequences": Scene(
+            requests, curve=curves()[name], recorded=True, steps=steps * (2 if requests <= 16 else 1)
+        )
+        for name in ("smooth", "padded")
+        for requests in levels
     }
 
 

@@ -79,7 +79,20 @@ def from_prompts(
 
 
 def fit_and_write(path: Path, made: Made, found: Records) -> Calibration:
-    """Fit and write. Raises OSError."""
+    """Fit and write. Raises OSError, and CalibrateError where too few outcomes would replace a calibration that has
+    temperatures."""
     calibration = fit(found.confidences, found.drafted, found.accepted, found.requests)
+    if calibration.is_identity and "are needed" in calibration.note and _has_temperatures(path):
+        raise CalibrateError(
+            f"{path} is kept, as nothing better could be fitted: {calibration.note}. Give more prompts or longer "
+            "answers, or delete the file"
+        )
     calibration_file.write(path, calibration, made)
     return calibration
+
+
+def _has_temperatures(path: Path) -> bool:
+    try:
+        return not calibration_file.read(path)[0].is_identity
+    except calibration_file.CalibrationFileError:
+        return False

@@ -8,32 +8,20 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_vllm.spec_decode.budget import allot, convex_floor, delayed, early_stop, filled, ranked, survival
+from deepinfer_vllm.spec_decode.budget import Chances, allot, ranked, survival
 from deepinfer_vllm.spec_decode.calibration import Calibration
 from deepinfer_vllm.spec_decode.cost_table import CostTable
+from deepinfer_vllm.spec_decode.decision import Ranked, by_chances, by_survivals, decided
 from deepinfer_vllm.spec_decode.expectation import Expectation
+from deepinfer_vllm.spec_decode.looks import Look, Looks
 from deepinfer_vllm.spec_decode.outcomes import Outcomes
 from deepinfer_vllm.spec_decode.settings import Settings
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
-PROBING = 0.0005
-"""The part of all time that may be lost to steps that only look what the other choice, to draft or not, would bring."""
-CHEAPEST = 0.01
-"""The part of a step that a look is taken to lose at the least, so that there is not more than one in 20 steps."""
-CREDIT = 2.0
-"""Steps' time that may be owed for looks where costs have changed."""
-LOOKS = 5
-"""Looks in a row: as many as the cost table takes a median of."""
-APART = 200
-"""Steps at least between looks that are for new requests. One is enough, as confidences tell of many drafts at
-once, and at a loss of a fifth of a step it is 0.1 % of time."""
 DEAD_BAND = 0.001
 """Drafting stops where it loses more than this part of throughput, and begins where it gains more."""
-PRICE = 0.9
-"""Of what drafts cost, what they are taken to cost. Throughput is flat around the best budget; this takes the upper
-end, as steps have costs that are not measured here and that more tokens a step save."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +57,19 @@ class Controller:
             self._temperatures = np.array(calibration.temperatures)
         self._outcomes = Outcomes()
         self._expected = Expectation()
+        self._looks = Looks()
         self._drafting = True
-        self._saved_s = 0.0
-        self._looking = 0
         self._trying = False
-        """Whether drafts at hand were made for a look."""
-        self._surprises = 0
-        self._came, self._without = 0, 0
-        """Requests that have come, and steps, since drafting stopped or one looked for new requests."""
-        self.looks = 0
+        """Whether drafts at hand were made to see what it takes to verify some."""
+
+    @property
+    def looks(self) -> int:
         """Steps that did other than seemed best."""
+        return self._looks.count
 
     def came(self) -> None:
         """A request has come, whose text may be of another kind."""
-        self._came += 1
+        self._looks.came()
 
     def plan(
         self,
@@ -105,12 +92,14 @@ class Controller:
             alive = survival(np.ones_like(confidences), scheduled)
             verify = self.costs.verify_s(base_tokens + limit, base_tokens + limit, context_tokens)
             return Plan(allot(alive, limit), float(verify[0]), True)
-        alive = survival(self._chances(confidences), scheduled)
-        best = ranked(alive)
-        self._saw(alive, scheduled, best)
+        drafts, expected = by_chances(self._chances(confidences), scheduled), None
+        whole = scheduled == drafts.alive.shape[1]
+        if self.settings.form == "delayed":
+            whole &= drafts.alive[:, -1] < 1.0  # else there was no earlier step
+        self._saw(drafts, whole)
         if self.settings.form == "delayed" and self._expected.known:
-            return self._planned(alive, best, self._expected.mixed(best), limit, base_tokens, context_tokens, sampling)
-        return self._planned(alive, best, best, limit, base_tokens, context_tokens, sampling)
+            expected = self._expected.mixed(drafts.best)
+        return self._planned(drafts, expected, limit, base_tokens, context_tokens, sampling)
 
     def plan_ahead(
         self, survivals: Floats | None, scheduled: Ints, base_tokens: int, context_tokens: int, sampling: int
@@ -121,42 +110,39 @@ class Controller:
         if survivals is None or self.settings.form == "fixed":
             verify = self.costs.verify_s(base_tokens + limit, base_tokens + limit, context_tokens)
             return Plan(scheduled, float(verify[0]), True)
-        alive = np.where(np.arange(survivals.shape[1]) < scheduled[:, None], survivals, 0.0)
-        best = ranked(alive)
-        whole = scheduled == alive.shape[1]
-        if count := int(np.count_nonzero(whole)):
-            self._expected.saw(best if count == len(whole) else ranked(alive[whole]), count)
-        return self._planned(alive, best, best, limit, base_tokens, context_tokens, sampling)
+        drafts = by_survivals(survivals, scheduled)
+        if self._drafting:  # else the forecast is an old one, and `drawn` will tell of the block itself
+            self._saw(drafts, scheduled == survivals.shape[1])
+        return self._planned(drafts, None, limit, base_tokens, context_tokens, sampling)
 
-    def survivals(self, confidences: NDArray[np.floating]) -> Floats:
+    def survivals(self, confidences: NDArray[np.floating]) -> Chances:
         """[R, S] of whole blocks that were drawn with these confidences [R, S]: what `plan_ahead` is forecast from."""
         return survival(self._chances(confidences), np.full(len(confidences), confidences.shape[1]))
 
+    def drawn(self, survivals: Floats) -> None:
+        """Survivals [R, S] to expect after whole blocks that were drawn: for whoever asks `plan_ahead`, and may have
+        stopped to by the time that they are known."""
+        if not self._drafting and len(survivals):
+            self._expected.saw(ranked(survivals), len(survivals))
+
     def _planned(
         self,
-        alive: Floats,
-        best: Floats,
-        expected: Floats,
+        drafts: Ranked,
+        expected: Floats | None,
         limit: int,
         base_tokens: int,
         context_tokens: int,
         sampling: int,
     ) -> Plan:
-        """alive: [R, S]; best: the same, the highest first; expected: what the budget is chosen by."""
-        requests = len(alive)
+        """expected: what the budget is chosen by, None for `drafts`."""
+        requests = len(drafts.alive)
         verify = self.costs.verify_s(base_tokens, base_tokens + limit, context_tokens)
         draft_s = self.costs.draft_s(requests, context_tokens)
-        seconds = verify + draft_s
-        floor = convex_floor(seconds[0] + PRICE * (seconds - seconds[0]))
-        if self.settings.form == "delayed":
-            budget = delayed(expected, sampling, floor)
-        else:
-            budget = early_stop(expected, sampling, floor)
-        budget = filled(budget, verify)
-        if self._trying:  # else a table that is wrong about drafts would never hear of one
-            budget = max(budget, min(requests, limit))
-        drafting = self._worth(requests, context_tokens, draft_s)
-        return Plan(allot(alive, budget, best), float(verify[budget]), drafting)
+        # Else a table that is wrong about drafts would never hear of one.
+        least = min(requests, limit) if self._trying else 0
+        early = self.settings.form == "early-stop"
+        budget, verified = decided(drafts, expected, verify, draft_s, sampling, early=early, least=least)
+        return Plan(verified, float(verify[budget]), self._worth(requests, context_tokens, draft_s))
 
     def wants_drafts(self, requests: int, context_tokens: int) -> bool:
         """Whether the draft block is worth its time for a batch of so many, or nothing is known yet. Once a step, where
@@ -172,6 +158,10 @@ class Controller:
         """A target step took `seconds`."""
         self.costs.observe_verify(tokens, context_tokens, seconds)
 
+    def observe_plain(self, requests: int, context_tokens: int, seconds: float) -> None:
+        """A target step of so many requests, each with one token and none with drafts at hand, took `seconds`."""
+        self.costs.observe_plain(requests, context_tokens, seconds)
+
     def observe_draft(self, requests: int, context_tokens: int, seconds: float) -> None:
         """A draft step took `seconds`."""
         self.costs.observe_draft(requests, context_tokens, seconds)
@@ -182,47 +172,28 @@ class Controller:
     def _chances(self, confidences: NDArray[np.floating]) -> NDArray[np.floating]:
         return self._outcomes.corrected(confidences, self._temperatures)
 
-    def _saw(self, alive: Floats, scheduled: Ints, best: Floats) -> None:
-        whole = scheduled == alive.shape[1]
-        if self.settings.form == "delayed":
-            whole &= alive[:, -1] < 1.0  # else there was no earlier step
+    def _saw(self, drafts: Ranked, whole: NDArray[np.bool_]) -> None:
+        """whole: [R], which requests have all their drafts."""
         if count := int(np.count_nonzero(whole)):
-            self._expected.saw(best if count == len(whole) else ranked(alive[whole]), count)
+            self._expected.saw(drafts.best if count == len(whole) else ranked(drafts.alive[whole]), count)
 
     def _worth(self, requests: int, context_tokens: int, draft_s: float) -> bool:
         if self.settings.form == "fixed" or not requests or not self._expected.known:
             return True
         drafts, tokens = self._expected.tokens(requests)
         verify = self.costs.verify_at_s(requests + drafts, context_tokens)
-        without, seconds = float(verify[0]), verify + draft_s
+        without, seconds = self.costs.plain_s(requests, context_tokens), verify + draft_s
         gain = float((tokens / seconds).max()) * without / requests - 1.0
         self._drafting = gain > (-DEAD_BAND if self._drafting else DEAD_BAND)
+        surprises = self.costs.surprises
         if self._drafting:
-            self._trying, self._came, self._without = False, 0, 0
-            return not self._looks(without, gain / (1.0 + gain))
+            self._trying = False
+            return not self._looks.without_drafts(requests, without, gain / (1.0 + gain), surprises)
         self._expected.aged()
-        self._without += 1
-        if self._came >= requests and self._without >= APART:
-            self._expected.outdated()
-            self._trying, self._came, self._without = True, 0, 0
-            self.looks += 1
-            return True
         one_each = int(np.searchsorted(drafts, requests))
-        self._trying = self._looks(without, float((seconds / without - tokens / requests)[one_each:].min()))
-        return self._trying
-
-    def _looks(self, step_s: float, loss: float) -> bool:
-        """Whether to do the other for this step, at a loss relative to `step_s`, out of time saved up for it; at once,
-        on credit, where costs have changed and nothing is owed."""
-        loss_s = step_s * max(loss, CHEAPEST)
-        self._saved_s = min(self._saved_s + PROBING * step_s, LOOKS * loss_s)
-        surprised = self.costs.surprises > self._surprises and 0.0 <= self._saved_s >= LOOKS * loss_s - CREDIT * step_s
-        if not self._looking and (surprised or self._saved_s >= LOOKS * loss_s):
-            self._looking = LOOKS
-            self._surprises = self.costs.surprises
-        if not self._looking:
-            return False
-        self._looking -= 1
-        self._saved_s -= loss_s
-        self.looks += 1
-        return True
+        loss = float((seconds / without - tokens / requests)[one_each:].min())
+        look = self._looks.with_drafts(requests, without, loss, draft_s, surprises)
+        self._trying = look is Look.VERIFY
+        if look is Look.READ:
+            self._expected.outdated()
+        return look is not Look.NONE

@@ -104,10 +104,17 @@ class CostSurface:
 
     def one(self, size: int, context_tokens: float) -> float:
         """What `between` says of a single size."""
+        return self._single(self.seconds, size, context_tokens)
+
+    def at_start(self, size: int, context_tokens: float) -> float:
+        """The same, as it was measured at start."""
+        return self._single(self.start, size, context_tokens)
+
+    def _single(self, seconds: Floats, size: int, context_tokens: float) -> float:
         if size >= len(self._lower):
             self._reach(2 * size)
         left, part = _column(context_tokens)
-        near, far = self.seconds[:, left], self.seconds[:, left + 1]
+        near, far = seconds[:, left], seconds[:, left + 1]
         low, high = int(self._lower[size]), int(self._upper[size])
         below = float(near[low]) + part * (float(far[low]) - float(near[low]))
         above = float(near[high]) + part * (float(far[high]) - float(near[high]))

@@ -137,6 +137,9 @@ class DelayedVerifier(Trimming):
         whole = step.samples & outcome.still
         if step.drafted and whole.any():
             self._forecast.saw(step.slots[whole], self.controller.survivals(outcome.drawn[whole]))
+            self.controller.drawn(self._forecast.of(step.slots[whole]))
+        elif not step.drafted:
+            self._forecast.aged()
         self.times.arrived(step)
         if self._before is not None:  # until now its end was the beginning of this one
             self.queue.read(self._before.arrival)

@@ -1,5 +1,7 @@
 """What steps take on a device, by moments of its own queue."""
 
+from typing import Literal
+
 from deepinfer_vllm.spec_decode.ledger import Step
 from deepinfer_vllm.spec_decode.shared_times import SharedTimes, Time
 
@@ -29,7 +31,9 @@ class DeviceTimes:
             since = before.arrival.moment
         self.measured_s = since.elapsed_time(step.sampled) / 1000.0 if step.usual else 0.0
         if step.usual:
-            self._shared.tell(Time("verify", step.tokens, step.context_tokens, self.measured_s))
+            plain = not step.predicted_s and step.tokens == len(step.ids)
+            part: Literal["verify", "plain"] = "plain" if plain else "verify"
+            self._shared.tell(Time(part, step.tokens, step.context_tokens, self.measured_s))
         if step.drafted:
             draft_s = step.sampled.elapsed_time(step.arrival.moment) / 1000.0
             self._shared.tell(Time("draft", len(step.ids), step.context_tokens, draft_s))

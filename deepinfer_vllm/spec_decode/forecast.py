@@ -16,6 +16,7 @@ may not have stood, and vLLM draws another in their place with the same noise: a
 independent of what is drawn."""
 _KEPT = 0.5  # of a request's level, from block to block
 _HALF_LIFE = 45  # steps that means and slopes remember
+_PAUSE = 8  # and steps without blocks, in which texts go on unseen
 _PRIOR = 8.0  # blocks' worth of doubt that a level says anything
 
 
@@ -47,6 +48,11 @@ class Forecast:
     def forget(self, slot: int) -> None:
         """Another request comes to this slot."""
         self._level[slot] = np.nan
+
+    def aged(self) -> None:
+        """A step without a block has passed."""
+        self._weight *= 0.5 ** (1.0 / _PAUSE)
+        self._pairs *= 0.5 ** (1.0 / _PAUSE)
 
     def saw(self, slots: Ints, survivals: Floats) -> None:
         """survivals [R, S]: of whole blocks, of the requests at `slots` [R], in the order they were drawn."""

@@ -11,6 +11,7 @@ _KEPT = 4000.0  # drafts of a position that its correction remembers
 _PRIOR = 20.0  # informative drafts that no correction counts as
 _ENOUGH = 64  # drafts a step that are learnt from; of more every so many
 _MOST = 0.5  # of a step of either coefficient
+_FARTHEST = 4.0  # of a shift
 
 
 class Outcomes:
@@ -22,9 +23,8 @@ class Outcomes:
     """
 
     def __init__(self) -> None:
-        self._slope, self._odds = np.ones(0), np.ones(0)
-        """[S]: power of the odds, and what they are multiplied by."""
-        self._shift = np.zeros(0)
+        self._slope, self._shift = np.ones(0), np.zeros(0)
+        """[S]: what logits are multiplied by, and what is added."""
         self._information = np.zeros((0, 3))
         """[S, 3]: of shift, of both, of slope."""
         self._skipped = 0
@@ -32,15 +32,14 @@ class Outcomes:
     def corrected(
         self, chances: NDArray[np.floating], temperatures: NDArray[np.floating] | None = None
     ) -> NDArray[np.floating]:
-        """[R, S] from [R, S], which first are scaled by these temperatures [S], in one go: both are powers of odds."""
-        if not len(self._odds):
+        """[R, S] from [R, S], which first are scaled by these temperatures [S], in one go: both multiply logits."""
+        if not len(self._slope):
             return chances if temperatures is None else scaled(chances, temperatures)
-        said = np.asarray(chances, np.float32)  # powers take a third of the time that float64's do
-        power: NDArray[np.float32] = self._slope.astype(np.float32)
-        if temperatures is not None:
-            power = power / temperatures.astype(np.float32)
-        raised = self._odds.astype(np.float32) * said**power
-        return raised / (raised + (1 - said) ** power)
+        said = np.asarray(chances, np.float32)  # logarithms take a third of the time that float64's do
+        slope = self._slope if temperatures is None else self._slope / temperatures
+        with np.errstate(divide="ignore", over="ignore"):  # chances of 0 and 1 have infinite logits, and stay
+            logits = np.log(said / (1 - said)) * slope.astype(np.float32)
+            return 1 / (1 + np.exp(-np.clip(self._shift, -_FARTHEST, _FARTHEST).astype(np.float32) - logits))
 
     def saw(self, chances: NDArray[np.floating], drafts: NDArray[np.integer], accepted: NDArray[np.integer]) -> None:
         """chances: [R, S], not yet corrected; drafts: [R], verified; accepted: [R], the first of these."""
@@ -49,8 +48,8 @@ class Outcomes:
         self._skipped += 1
         if self._skipped % every:
             return
-        if not len(self._odds):
-            self._slope, self._odds, self._shift = np.ones(positions), np.ones(positions), np.zeros(positions)
+        if not len(self._slope):
+            self._slope, self._shift = np.ones(positions), np.zeros(positions)
             self._information = np.zeros((positions, 3))
         chances = np.fmin(np.fmax(chances, 1e-4), 1.0 - 1e-4)
         steps = np.arange(positions)
@@ -68,4 +67,3 @@ class Outcomes:
         scale = of_shift * of_slope - of_both**2
         self._shift = self._shift + np.clip((of_slope * pull - of_both * turn) / scale, -_MOST, _MOST)
         self._slope = np.clip(self._slope + np.clip((of_shift * turn - of_both * pull) / scale, -_MOST, _MOST), 0.1, 10)
-        self._odds = np.exp(np.clip(self._shift, -4.0, 4.0))

@@ -9,9 +9,9 @@ SHARED_EVERY = 16
 class Time(NamedTuple):
     """What a part of a step took."""
 
-    part: Literal["verify", "draft"]
+    part: Literal["verify", "plain", "draft"]
     size: int
-    """Tokens verified, or requests drafted for."""
+    """Tokens of a step; requests of a plain one, or drafted for."""
     context_tokens: int
     """Of the batch."""
     seconds: float
@@ -21,6 +21,8 @@ class Learns(Protocol):
     """Takes times of steps: a `Controller`."""
 
     def observe_verify(self, tokens: int, context_tokens: int, seconds: float) -> None: ...
+
+    def observe_plain(self, requests: int, context_tokens: int, seconds: float) -> None: ...
 
     def observe_draft(self, requests: int, context_tokens: int, seconds: float) -> None: ...
 
@@ -56,7 +58,11 @@ class SharedTimes:
             self._flush()
 
     def _flush(self) -> None:
+        observe = {
+            "verify": self._learns.observe_verify,
+            "plain": self._learns.observe_plain,
+            "draft": self._learns.observe_draft,
+        }
         for time in self._waiting:
-            observe = self._learns.observe_verify if time.part == "verify" else self._learns.observe_draft
-            observe(time.size, time.context_tokens, time.seconds)
+            observe[time.part](time.size, time.context_tokens, time.seconds)
         self._waiting = []

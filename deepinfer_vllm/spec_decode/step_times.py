@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from deepinfer_vllm.spec_decode.shared_times import SharedTimes, Time
 
@@ -31,14 +32,18 @@ class StepTimes:
         """The target's tokens are there."""
         self._sampled = self._clock()
 
-    def ended(self, requests: list[str], tokens: int, context_tokens: int, drafted_for: int) -> None:
-        """The step of these requests is done; a block was drafted for so many requests of it, 0 for none."""
+    def ended(
+        self, requests: list[str], tokens: int, context_tokens: int, drafted_for: int, *, drafts: bool = True
+    ) -> None:
+        """The step of these requests is done; a block was drafted for so many requests of it, 0 for none. `drafts`:
+        whether some were at hand."""
         now = self._clock()
         known = frozenset(requests)
         since = self._began if known.isdisjoint(self._before) else self._ended
         self._before, self._ended = known, now
         self.measured_s = self._sampled - since if self._usual else 0.0
         if self._usual:
-            self._shared.tell(Time("verify", tokens, context_tokens, self.measured_s))
+            part: Literal["verify", "plain"] = "verify" if drafts or tokens > len(requests) else "plain"
+            self._shared.tell(Time(part, tokens, context_tokens, self.measured_s))
         if drafted_for:
             self._shared.tell(Time("draft", drafted_for, context_tokens, now - self._sampled))

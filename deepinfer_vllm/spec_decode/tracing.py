@@ -1,7 +1,8 @@
 """A trace made: answers of an engine to prompts, and then the states of each whole text."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,19 +42,18 @@ def run(
     """Write the trace. Raises TraceError, PromptsError, EngineError or OSError for what the user can act on."""
     prompts = read_prompts(prompts_file)
     _must_be_text(prompts_file, prompts)
-    out.mkdir(parents=True, exist_ok=True)
-    if any(out.iterdir()):
-        raise trace_files.TraceError(f"{out} is not empty; name a new folder, so that no two traces mix")
-    digest = checkpoint_digest(directory)
-    ids_only = all(prompt.token_ids is not None for prompt in prompts)
-    with engine(directory, choice, ENVIRONMENT, skip_tokenizer_init=ids_only, enable_prefix_caching=False) as offline:
-        answered = offline.answers(prompts, max_tokens, temperature)
-        layers, hidden_size, token_bytes = _shape(offline.config)
-        expected = token_bytes * sum(len(prompt) + len(answer) for prompt, answer in answered)
-        say(_estimate(expected, limit_bytes, token_bytes))
-        _must_fit(out, min(expected, limit_bytes))
-        first = offline.llm.request_counter.counter
-        full = _trace(offline, out, answered, limit_bytes)
+    with _folder(out):
+        digest = checkpoint_digest(directory)
+        ids_only = all(prompt.token_ids is not None for prompt in prompts)
+        more = {"skip_tokenizer_init": ids_only, "enable_prefix_caching": False}
+        with engine(directory, choice, ENVIRONMENT, **more) as offline:
+            answered = offline.answers(prompts, max_tokens, temperature)
+            layers, hidden_size, token_bytes = _shape(offline.config)
+            expected = token_bytes * sum(len(prompt) + len(answer) for prompt, answer in answered)
+            say(_estimate(expected, limit_bytes, token_bytes))
+            _must_fit(out, min(expected, limit_bytes))
+            first = offline.llm.request_counter.counter
+            full = _trace(offline, out, answered, limit_bytes)
     texts = _texts(out, answered, first)
     trace_files.write_manifest(out, digest, layers, hidden_size, texts)
     return Done(
@@ -63,6 +63,20 @@ def run(
         sum((out / text["file"]).stat().st_size for text in texts),
         "the limit (--max-gb) or the disk ended it" if full else "the engine computed no states for them",
     )
+
+
+@contextmanager
+def _folder(out: Path) -> Iterator[None]:
+    """A new or empty one; if it is new and nothing comes into it, it goes again. Raises TraceError, OSError."""
+    new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()):
+        raise trace_files.TraceError(f"{out} is not empty; name a new folder, so that no two traces mix")
+    try:
+        yield
+    finally:
+        if new and not any(out.iterdir()):
+            out.rmdir()
 
 
 def _trace(offline: OfflineEngine, out: Path, answered: list[tuple[list[int], list[int]]], limit_bytes: int) -> bool:

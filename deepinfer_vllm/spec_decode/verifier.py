@@ -99,7 +99,9 @@ class HostVerifier(Trimming):
         if self._idle:
             return
         drafting, context_tokens = self._speculator.drafting, int(batch.num_computed_tokens_np.sum())
-        self.times.ended(batch.req_ids, batch.num_tokens, context_tokens, batch.num_reqs if drafting else 0)
+        drafted_for = batch.num_reqs if drafting else 0
+        at_hand = self._plan is not None
+        self.times.ended(batch.req_ids, batch.num_tokens, context_tokens, drafted_for, drafts=at_hand)
         if self.stats is not None:
             self._count(self.stats, batch.num_reqs)
 

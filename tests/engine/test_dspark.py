@@ -208,7 +208,8 @@ def outcomes(case: Case, prompt: list[int], tokens: list[int], depth: int) -> di
 
 
 @pytest.mark.parametrize(
-    ("draws", "judge"), [("greedy", "standard"), ("probabilistic", "standard"), ("probabilistic", "block")]
+    ("draws", "judge"),
+    [("greedy", "standard"), ("greedy", "block"), ("probabilistic", "standard"), ("probabilistic", "block")],
 )
 def test_random_answers_have_the_targets_distribution(case: Case, draws: str, judge: str) -> None:
     """Seeded, so the same draws every time. The successors that are foreseen are among the tokens, so some stand."""

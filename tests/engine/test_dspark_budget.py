@@ -213,7 +213,8 @@ def test_random_answers_have_the_targets_distribution(case: Case, form: str, mon
     costs = CostTable.measured(COSTS, [(1, 0, 0.002), (64, 0, 0.003)])
     # The random head is sure of nearly everything; cooled down, some drafts are worth their price and some are not.
     controller = Controller(Calibration((8.0,) * DRAFTS), costs, verifier.controller.settings)
-    controller.observe_verify = controller.observe_draft = lambda *_: None  # type: ignore[method-assign, assignment]
+    for name in ("observe_verify", "observe_plain", "observe_draft"):
+        setattr(controller, name, lambda *_: None)
     controller.wants_drafts = lambda *_: True  # type: ignore[method-assign, assignment]
     asked = "plan" if form == "early-stop" else "plan_ahead"
     verifier.controller, plan = controller, getattr(controller, asked)

@@ -46,7 +46,7 @@ class Whims:
     def verified(self, *outcome: Any) -> None:
         pass
 
-    observe_verify = observe_draft = came = verified
+    observe_verify = observe_plain = observe_draft = came = drawn = verified
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def every_choice(alive: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def gain(alive: np.ndarray, drafts: tuple[int, ...]) -> float:
-    return float(sum(row[:count].sum() for row, count in zip(alive, drafts, strict=True)))
+    return float(sum(row[:count].sum(dtype=np.float64) for row, count in zip(alive, drafts, strict=True)))
 
 
 def test_survival_is_a_product_and_ends_with_what_is_scheduled() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deepinfer_vllm.checkpoint.create import create
+from deepinfer_vllm.spec_decode import chosen_calibration
 from deepinfer_vllm.spec_decode.calibration import Calibration
 from deepinfer_vllm.spec_decode.calibration_file import (
     MAX_BYTES,
@@ -24,6 +29,7 @@ from deepinfer_vllm.spec_decode.calibration_file import (
     read,
     write,
 )
+from deepinfer_vllm.spec_decode.made import made_for
 
 CALIBRATION = Calibration((1.5, 0.75), (0.08, 0.06), (0.01, 0.02), (5000, 4000), "a note")
 MADE = Made("0123456789abcdef" * 4, 2, "bfloat16", "plain", "greedy")
@@ -137,6 +143,65 @@ def test_not_there(tmp_path: Path) -> None:
         found, said = loaded(path)
         assert found == Calibration.identity(2)
         assert len(said) == 1 and reason in said[0]
+
+
+@contextmanager
+def another_user() -> Iterator[Path]:
+    """A directory that everybody may search, while this thread's process may read what others may: root can else read
+    all."""
+    with TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        root = os.geteuid() == 0
+        try:
+            yield Path(name)
+        finally:
+            if root:
+                os.seteuid(0)
+            os.chmod(name, 0o755)
+
+
+def become_nobody() -> None:
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+
+
+def test_of_another_user() -> None:
+    """A file, and a directory, that this one may not read: confidences as they are, and one line."""
+    with another_user() as directory:
+        write(path := directory / NAME, CALIBRATION, MADE)
+        path.chmod(0o000)
+        become_nobody()
+        found, said = loaded(path)
+    assert found == Calibration.identity(2)
+    assert len(said) == 1 and said[0].startswith(f"{path}: Permission denied; the draft's confidences are used")
+    with another_user() as directory:
+        write(path := directory / NAME, CALIBRATION, MADE)
+        directory.chmod(0o000)
+        become_nobody()
+        found, said = loaded(path)
+    assert found == Calibration.identity(2) and len(said) == 1 and "Permission denied" in said[0]
+
+
+def test_an_engine_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks beside the checkpoint, whose directory it may not search; a file that it may read is taken."""
+    said: list[str] = []
+    monkeypatch.setattr(chosen_calibration.logger, "warning", lambda text, *of: said.append(text % of if of else text))
+    speculative = SimpleNamespace(num_speculative_tokens=2, draft_sample_method="greedy")
+    with another_user() as directory:
+        create(directory, layers=4, shards=1)
+        model = SimpleNamespace(model=str(directory), revision=None, dtype=torch.bfloat16)
+        config = SimpleNamespace(model_config=model, speculative_config=speculative)
+        write(directory / NAME, CALIBRATION, replace(made_for(config), numerics=""))
+        for file in directory.iterdir():
+            file.chmod(0o644)
+        become_nobody()
+        assert chosen_calibration.load_calibration("auto", config) == CALIBRATION and said == []
+        if os.getuid() == 0:
+            os.seteuid(0)
+        directory.chmod(0o000)
+        become_nobody()
+        assert chosen_calibration.load_calibration("auto", config) is None
+    assert len(said) == 1 and "No calibration is used" in said[0] and "Permission denied" in said[0]
 
 
 def test_each_tensor_of_the_draft_counts_and_training_of_the_target(tmp_path: Path) -> None:

@@ -186,3 +186,23 @@ def test_memory_is_bounded() -> None:
     for _ in range(5000):
         surface.observe(int(random.integers(1, 1024)), int(random.integers(10**8)), 0.01)
     assert sum(map(len, surface._pending.values())) <= 4 * surface.start.size
+
+
+def test_steps_without_drafts_have_times_of_their_own() -> None:
+    """Those with drafts take a half longer than was measured; both are believed, at sizes of both."""
+    costs = table()
+    assert costs.plain_s(200, 0) == pytest.approx(seconds(200, 0)), "as measured, until some were seen"
+    for _ in range(200):
+        costs.observe_verify(200, 0, 1.5 * seconds(200, 0))
+        costs.observe_verify(800, 0, 1.5 * seconds(800, 0))
+    assert costs.plain_s(200, 0) == pytest.approx(1.5 * seconds(200, 0), rel=0.02)
+    for _ in range(25):
+        costs.observe_plain(200, 0, seconds(200, 0))
+    for requests in (130, 200, 40):  # by those of about as many, else by the nearest's
+        assert costs.plain_s(requests, 0) == pytest.approx(seconds(requests, 0), rel=0.02)
+    assert costs.verify_s(200, 200, 0)[0] == pytest.approx(1.5 * seconds(200, 0), rel=0.02)
+    before = costs.surprises
+    for _ in range(10):
+        costs.observe_plain(200, 0, 2.0 * seconds(200, 0))
+        costs.observe_plain(200, 0, float("nan"))
+    assert costs.surprises > before and costs.plain_s(200, 0) > 1.5 * seconds(200, 0)

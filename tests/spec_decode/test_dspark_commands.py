@@ -12,7 +12,7 @@ import pytest
 from deepinfer_vllm.checkpoint.create import create
 from deepinfer_vllm.cli import main
 from deepinfer_vllm.spec_decode import calibration_file
-from deepinfer_vllm.spec_decode.calibration import fit, scaled
+from deepinfer_vllm.spec_decode.calibration import Calibration, fit, scaled
 from deepinfer_vllm.spec_decode.calibration_file import Made, checkpoint_digest
 from deepinfer_vllm.spec_decode.records import Recorder
 
@@ -37,12 +37,12 @@ def record(path: Path, made: Made, count: int, temperature: float = 2.0) -> tupl
     return confidences, drafted, accepted
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that a command ends with."""
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object, output: int = 0) -> str:
+    """The one line that a command ends with, after so many lines of output."""
     assert main.run([str(a) for a in arguments]) == 1
-    output = capsys.readouterr()
-    assert output.out == "" and output.err.count("\n") == 1
-    return output.err.removeprefix("deepinfer: ").rstrip("\n")
+    said = capsys.readouterr()
+    assert said.out.count("\n") == output and said.err.count("\n") == 1
+    return said.err.removeprefix("deepinfer: ").rstrip("\n")
 
 
 def test_a_fit_from_records(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +78,11 @@ def test_with_few_records_it_says_so(checkpoint: Path, tmp_path: Path, capsys: p
         in capsys.readouterr().out
     )
     assert calibration_file.read(out)[0].is_identity
+    fitted = Calibration((2.0,) * 5)
+    calibration_file.write(out, fitted, Made(checkpoint_digest(checkpoint), 5))
+    said = refused(capsys, "calibrate-dspark", checkpoint, "--records", tmp_path / "records", "--out", out, output=1)
+    assert f"{out} is kept, as nothing better could be fitted: temperature stays 1 from position 1 on" in said
+    assert calibration_file.read(out)[0] == fitted
 
 
 def test_what_calibrate_refuses(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +123,9 @@ def test_what_trace_refuses(checkpoint: Path, tmp_path: Path, capsys: pytest.Cap
     (out / "old").write_text("")
     assert f"{out} is not empty" in refused(capsys, *both)
     (out / "old").unlink()
-    assert "nowhere: No such file or directory" in refused(capsys, "dspark-trace", tmp_path / "nowhere", *both[2:])
+    new = ("--prompts", prompts, "--out", tmp_path / "new")
+    for folder in (both[2:], new):
+        assert "nowhere: No such file or directory" in refused(capsys, "dspark-trace", tmp_path / "nowhere", *folder)
+    assert out.is_dir() and not (tmp_path / "new").exists()
     assert main.run(["dspark-trace", str(checkpoint), "--prompts", str(prompts)]) != 0
     assert "Missing option '--out'" in capsys.readouterr().err

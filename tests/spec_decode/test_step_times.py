@@ -13,6 +13,9 @@ class Learner:
     def observe_verify(self, tokens: int, context_tokens: int, seconds: float) -> None:
         self.told.append(("verify", tokens, context_tokens, seconds))
 
+    def observe_plain(self, requests: int, context_tokens: int, seconds: float) -> None:
+        self.told.append(("plain", requests, context_tokens, seconds))
+
     def observe_draft(self, requests: int, context_tokens: int, seconds: float) -> None:
         self.told.append(("draft", requests, context_tokens, seconds))
 
@@ -86,3 +89,15 @@ def test_ranks_with_different_clocks_are_told_the_same_at_the_same_steps() -> No
     assert len(group.said) == 3
     # The last step before each meeting is still to be told.
     assert learners[0].told == [("verify", 8, 100, 4.0), ("draft", 1, 100, 1.0)] * (3 * SHARED_EVERY - 1)
+
+
+def test_steps_without_drafts_are_told_apart() -> None:
+    """Of one token a request; those with a prompt have its tokens to compute, as a step with drafts has."""
+    learner, clock = Learner(), Clock()
+    times = StepTimes(SharedTimes(learner), clock)
+    for tokens, drafts in ((2, False), (2, True), (9, False)):
+        times.began(usual=True)
+        clock.now += 1.0
+        times.sampled()
+        times.ended(["a", "b"], tokens=tokens, context_tokens=5, drafted_for=0, drafts=drafts)
+    assert [told[:2] for told in learner.told] == [("plain", 2), ("verify", 2), ("verify", 9)]
