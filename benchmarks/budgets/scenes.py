@@ -10,8 +10,8 @@ from budgets.replay import Scene
 LEVELS = (1, 2, 4, 8, 16, 32, 60, 80, 96, 128, 192, 256)
 """Concurrencies at which all rules are replayed; `every.py` has the others."""
 PUBLISHED = (16, 60, 96)
-EVERYWHERE = ("padded", "reading tokens", "knee at 60")
-"""Costs at which every concurrency is replayed: both readings of what was published, and where drafting must end."""
+EVERYWHERE = ("padded", "knee at 60")
+"""Costs at which every concurrency is replayed: what was published, as engines pad it, and where drafting must end."""
 CHANGES = (16, 60, 256)
 
 
