@@ -145,7 +145,7 @@ class Exchange:
                     self.start(status, end_to_end(headers))
                     return
                 continue
-            lines.append(b"%b: %b\r\n" % header)
+            lines.append(b": ".join(header))
             if name == b"content-length":
                 length = header[1]
         self._silent = self.method == b"HEAD" or status in (204, 304) or status < 200
@@ -160,13 +160,13 @@ class Exchange:
         else:
             self._chunked = True
         if self._chunked:
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines.append(b"transfer-encoding: chunked")
         if not self._keep_alive:
-            lines.append(b"connection: close\r\n")
+            lines.append(b"connection: close")
         elif self._http_1_0:
-            lines.append(b"connection: keep-alive\r\n")
+            lines.append(b"connection: keep-alive")
         lines.append(b"\r\n")
-        self._head = b"".join(lines)
+        self._head = b"\r\n".join(lines)
 
     def write(self, data: bytes) -> None:
         """A piece of the body."""

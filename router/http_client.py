@@ -48,7 +48,7 @@ class Upstream:
         self._port = port or (443 if self._secure else 80)
         self._tls: ssl.SSLContext | None = (tls or EngineTls()).context() if self._secure else None
         self._server_name = (tls.server_name if tls else None) or parts.hostname
-        self._host_line = b" HTTP/1.1\r\nhost: " + parts.netloc.rpartition("@")[2].encode() + b"\r\n"
+        self._host_line = b"host: " + parts.netloc.rpartition("@")[2].encode()
         self._idle: dict[EngineConnection, None] = {}  # in the order of their return
         self._open: set[EngineConnection] = set()
 
@@ -138,14 +138,14 @@ class Upstream:
 
     def head(self, method: bytes, path: bytes, headers: Headers, length: int, *, upgrade: bytes | None = None) -> bytes:
         """A request up to its body of `length` bytes."""
-        lines = [b"%b %b" % (method, path), self._host_line]
-        lines += [b"%b: %b\r\n" % header for header in headers if header[0] not in _OWN]
+        lines = [b"%b %b HTTP/1.1" % (method, path), self._host_line]
+        lines += [b": ".join(header) for header in headers if header[0] not in _OWN]
         if length or method not in (b"GET", b"HEAD", b"DELETE", b"OPTIONS"):
-            lines.append(b"content-length: %d\r\n" % length)
+            lines.append(b"content-length: %d" % length)
         if upgrade is not None:
-            lines.append(b"connection: upgrade\r\nupgrade: %b\r\n" % upgrade)
+            lines.append(b"connection: upgrade\r\nupgrade: %b" % upgrade)
         lines.append(b"\r\n")
-        return b"".join(lines)
+        return b"\r\n".join(lines)
 
     async def close(self) -> None:
         """End all connections; answers under way are lost."""

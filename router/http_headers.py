@@ -22,7 +22,7 @@ HOP_BY_HOP = frozenset(
 ALONE = (b"keep-alive", b"close", b"Keep-Alive")
 """Usual values of `connection`: they name no other header."""
 
-STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 
 
 def find(headers: Headers, name: bytes) -> bytes | None:
@@ -34,8 +34,8 @@ def find(headers: Headers, name: bytes) -> bytes | None:
 
 
 def status_line(status: int) -> bytes:
-    """With CRLF."""
-    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    """Without CRLF."""
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status
 
 
 def end_to_end(headers: Headers) -> Headers:

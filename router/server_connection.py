@@ -376,9 +376,9 @@ class ServerConnection(asyncio.Protocol):
             self._unbuffer()
         self.deadline = self._server.loop.time() + LINGER_S
         status, headers, body = render(refusal, OTHER)
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
-        self._transport.write(b"".join((status_line(status), *lines, body)))
+        length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        lines = [status_line(status), *map(b": ".join, headers), length]
+        self._transport.write(b"\r\n".join(lines) + body)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
