@@ -10,6 +10,7 @@ from deepinfer_router.coalescing import FULL_BYTES, Coalescing
 from deepinfer_router.deadlines import NEVER, Deadlines
 from deepinfer_router.http_headers import Headers, find
 from deepinfer_router.http_response import HELD_BYTES, UpstreamError, UpstreamResponse
+from deepinfer_router.outgoing import Outgoing, Turn
 
 _JOINED_BYTES = 16 << 10
 """A body below this is copied behind its head; a longer one is written beside it, by one system call as well."""
@@ -26,6 +27,7 @@ class Pool(Protocol):
     loop: asyncio.AbstractEventLoop
     deadlines: Deadlines
     coalescing: Coalescing
+    turn: Turn
 
     def opened(self, connection: "EngineConnection") -> None:
         """It is there."""
@@ -173,7 +175,8 @@ class EngineConnection(asyncio.Protocol):
     # asyncio's
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(Transport, transport)  # uvloop's derive from none of asyncio's
+        # uvloop's derive from none of asyncio's
+        self._transport = Outgoing(cast(Transport, transport), self._pool.turn)
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:

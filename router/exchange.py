@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from deepinfer_router.http_headers import ALONE, HOP_BY_HOP, STATUS_LINES, Headers, end_to_end, find, status_line
+from deepinfer_router.outgoing import Outgoing
 
 
 class Connection(Protocol):
@@ -57,7 +58,7 @@ class Exchange:
     def __init__(
         self,
         connection: Connection,
-        transport: asyncio.Transport,
+        transport: Outgoing,
         method: bytes,
         path: bytes,
         headers: Headers,
@@ -174,15 +175,15 @@ class Exchange:
             return
         size = len(data)
         if self._chunked and self.started and size < _JOINED_BYTES:  # as good as always
-            self.transport.write(b"%x\r\n%b\r\n" % (size, data))
+            self.transport.write_at_once(b"%x\r\n%b\r\n" % (size, data))
         else:
-            self._send(data, b"")
+            self._send(data, b"", self.transport.write_at_once)
 
     def end(self, data: bytes = b"") -> None:
         """The last piece, if any, and the end. A body shorter than its content-length ends the connection."""
         if self.closed or self.ended:
             return
-        self._send(data, b"0\r\n\r\n" if self._chunked else b"")
+        self._send(data, b"0\r\n\r\n" if self._chunked else b"", self.transport.write)
         self.ended = True
         self._on_close.clear()
         self.on_pause = None
@@ -222,7 +223,7 @@ class Exchange:
         """Bytes as they are."""
         if not self.closed:
             self.started = True
-            self.transport.write(data)
+            self.transport.write_at_once(data)
 
     async def drain(self) -> None:
         """Wait until the client has taken enough, or has gone."""
@@ -231,7 +232,7 @@ class Exchange:
                 self._resumed = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._resumed)  # others may wait for it too
 
-    def _send(self, data: bytes, tail: bytes) -> None:
+    def _send(self, data: bytes, tail: bytes, write: Callable[[bytes], None]) -> None:
         head = self._head
         if head is None:
             raise RuntimeError("a body before its head")
@@ -251,7 +252,7 @@ class Exchange:
         if size < _JOINED_BYTES:
             whole = b"%b%b%b%b" % (head, head_of_chunk, data, tail)
             if whole:
-                self.transport.write(whole)
+                write(whole)
         else:
             self.transport.writelines((head + head_of_chunk, data, tail))
 

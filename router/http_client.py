@@ -14,6 +14,7 @@ from deepinfer_router.http_config import EngineTls, Timeouts
 from deepinfer_router.http_headers import HOP_BY_HOP, Headers
 from deepinfer_router.http_response import UpstreamError, UpstreamResponse
 from deepinfer_router.metrics import counter
+from deepinfer_router.outgoing import Turn
 
 __all__ = ["Upstream", "UpstreamError", "UpstreamResponse"]
 
@@ -27,8 +28,10 @@ _OWN = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 class Upstream:
     """One engine's address and the connections to it. For the event loop's thread."""
 
-    def __init__(self, url: str, timeouts: Timeouts | None = None, tls: EngineTls | None = None) -> None:
-        """`url`: http://host[:port] or https://. Raises RouterConfigError."""
+    def __init__(
+        self, url: str, timeouts: Timeouts | None = None, tls: EngineTls | None = None, turn: Turn | None = None
+    ) -> None:
+        """`url`: http://host[:port] or https://. `turn`: of all that the loop asks. Raises RouterConfigError."""
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -39,6 +42,7 @@ class Upstream:
         self.url = url
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
+        self.turn = turn or Turn(self.loop)
         timeouts = timeouts or Timeouts()
         # Attributes of pydantic's models are slow.
         self._connect_s, self._first_byte_s, self._idle_s = timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s

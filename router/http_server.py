@@ -13,6 +13,7 @@ from deepinfer_router.http_coding import decoded
 from deepinfer_router.http_config import Limits
 from deepinfer_router.listen import listening_socket
 from deepinfer_router.metrics import gauge
+from deepinfer_router.outgoing import Turn
 from deepinfer_router.server_connection import LINGER_S, Gate, ServerConnection
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class HttpServer:
         self.keep_alive_s = limits.keep_alive_s
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
+        self.turn = Turn(self.loop)
         self.connections: set[ServerConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.draining = False

@@ -18,6 +18,7 @@ from deepinfer_router.http_config import Limits
 from deepinfer_router.http_headers import Headers, status_line
 from deepinfer_router.http_request import END, Request
 from deepinfer_router.metrics import counter, gauge
+from deepinfer_router.outgoing import Outgoing, Turn
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS = gauge("client_connections", "Open connections of clients.").labels()
@@ -42,6 +43,7 @@ class Owner(Protocol):
     keep_alive_s: float
     loop: asyncio.AbstractEventLoop
     deadlines: Deadlines
+    turn: Turn
     connections: "set[ServerConnection]"
     tasks: set[asyncio.Task[None]]
     draining: bool
@@ -93,8 +95,8 @@ class ServerConnection(asyncio.Protocol):
     # asyncio's
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(Transport, transport)  # uvloop's derive from none of asyncio's
         server = self._server
+        self._transport = Outgoing(cast(Transport, transport), server.turn)  # uvloop's derive from none of asyncio's
         if len(server.connections) >= server.limits.max_connections or server.draining:
             self._transport.abort()
         server.connections.add(self)

@@ -1,8 +1,11 @@
 """The connections to each engine."""
 
+import asyncio
+
 from deepinfer_router.fleet import Fleet
 from deepinfer_router.http_client import Upstream
 from deepinfer_router.http_config import EngineTls, Timeouts
+from deepinfer_router.outgoing import Turn
 from deepinfer_router.target import Engine
 
 
@@ -13,6 +16,7 @@ class Upstreams:
         self._fleet = fleet
         self._timeouts = timeouts
         self._tls = tls
+        self._turn = Turn(asyncio.get_running_loop())
         self._by_engine: dict[Engine, Upstream] = {}
         fleet.subscribe(self._forget_gone)
 
@@ -20,7 +24,7 @@ class Upstreams:
         """The connections to `engine`, of this life of it."""
         upstream = self._by_engine.get(engine)
         if upstream is None:
-            upstream = self._by_engine[engine] = Upstream(engine.url, self._timeouts, self._tls)
+            upstream = self._by_engine[engine] = Upstream(engine.url, self._timeouts, self._tls, self._turn)
         return upstream
 
     @property
