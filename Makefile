@@ -120,8 +120,8 @@ ascend-kernels: $(INSTALLED) ## emit the TileLang kernels as AscendC and run the
 	@$(ASCEND_KERNELS)/bin/python -c 'import tilelang.ascend' 2>/dev/null || \
 	    $(ASCEND_KERNELS)/bin/python -m pip install --quiet tilelang==0.1.15
 	@mkdir -p build/typing && for room in kvstore costmodel router simulator; do ln -sfn ../../$$room build/typing/deepinfer_$$room; done
-	PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python -m pytest tests/platforms/test_tilelang_kernels.py
-	PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python benchmarks/ascend_tilelang.py
+	TILELANG_CACHE_DIR=$(CURDIR)/$(ASCEND_KERNELS)/cache PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python -m pytest tests/platforms/test_tilelang_kernels.py
+	TILELANG_CACHE_DIR=$(CURDIR)/$(ASCEND_KERNELS)/cache PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python benchmarks/ascend_tilelang.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	rm -rf build/lib build/bdist.*

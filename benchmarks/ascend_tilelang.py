@@ -22,12 +22,13 @@ from typing import Any
 from facts import ROOT, facts, keep
 
 COUNTED = {
-    "cube products": r"\bmad\w*\(",
-    "copies from memory": r"copy_gm_to\w*\(",
-    "copies to memory": r"\w*to_gm\w*\(|copy_ubuf_to_gm\w*\(",
-    "vector functions": r"asc_vf_call",
+    "products": r"\basc_mmad\(|\bascend_gemm_l1<",
+    "copies in": r"\basc_copy_gm2\w+\(",
+    "copies out": r"\basc_copy_ub2gm\w*\(",
+    "vector functions": r"\basc_vf_call<",
+    "flags between cores": r"\basc_sync_intra_\w+\(",
 }
-"""What a line of AscendC may hold: see the page."""
+"""What a line of AscendC may hold: of the cube unit, from and to memory, calls of SIMT code, waits for another core."""
 
 
 def main() -> None:

@@ -26,8 +26,9 @@ def test_the_kernel_is_that_of_the_loops_and_of_the_portable_operation(check: Ch
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_ascendc_is_emitted(name: str) -> None:
+    """One kernel with SIMT code; that of those with products runs on a cube core and two vector cores."""
     build, arguments = SHAPES[name]
     source = emitted(build, *arguments)
-    assert len(re.findall(r"__global__", source)) == 1
-    assert "asc_vf_call" in source
-    assert ("mad(" in source) == (build.__module__.rpartition(".")[2] in {"sparse_attention", "delayed_mhc"})
+    assert len(re.findall(r"__global__", source)) == 1 and "asc_vf_call<" in source
+    products = build.__module__.rpartition(".")[2] in {"sparse_attention", "delayed_mhc"}
+    assert products == ("__mix__(1, 2)" in source) == ("ascend_gemm_l1<" in source)

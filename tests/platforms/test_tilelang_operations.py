@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from tiles.cases import ATTENTION, MASKS, AttentionCase, MaskCase  # noqa: E402
 from tiles.check import Check, checks, relative  # noqa: E402
+from tiles.shapes import SHAPES  # noqa: E402
 
 CHECKS = list(checks())
 
@@ -54,3 +57,16 @@ def test_a_wrong_infinity_and_a_wrong_shape_are_no_small_error() -> None:
     assert relative((torch.tensor([torch.nan, -torch.inf]),), (one,)) == float("inf")
     assert relative((one[:1],), (one,)) == float("inf")
     assert relative((torch.tensor([1.5, -torch.inf]),), (one,)) == 0.5
+
+
+def test_the_record_is_of_these_shapes_and_these_cases(root: Path) -> None:
+    """What `make ascend-kernels` left: everything was emitted, and everything was right."""
+    record = json.loads((root / "benchmarks/results/ascend_tilelang.json").read_text())
+    shapes = {name: json.loads(json.dumps(arguments)) for name, (_, arguments) in SHAPES.items()}
+    assert {name: row["arguments"] for name, row in record["emitted"].items()} == shapes
+    assert all(row["lines"] > 50 and row["vector functions"] for row in record["emitted"].values())
+    wanted = [(check.kernel, asdict(check.case), str(check.dtype).removeprefix("torch.")) for check in CHECKS]
+    assert [(row["kernel"], row["case"], row["dtype"]) for row in record["run"]] == wanted
+    assert all(
+        row["right"] and max(row["error"], row["error_beside_portable"]) <= row["bound"] for row in record["run"]
+    )
