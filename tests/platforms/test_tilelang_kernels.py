@@ -11,9 +11,12 @@ import pytest
 pytest.importorskip("tilelang.ascend", reason="TileLang with an Ascend backend is installed by `make ascend-kernels`")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+from tiles.cases import ATTENTION  # noqa: E402
 from tiles.check import Check, checks  # noqa: E402
 from tiles.shapes import SHAPES  # noqa: E402
 
+from deepinfer_vllm.platforms.tilelang import sparse_attention  # noqa: E402
+from deepinfer_vllm.platforms.tilelang.dialect import C  # noqa: E402
 from deepinfer_vllm.platforms.tilelang.launch import emitted  # noqa: E402
 
 
@@ -22,6 +25,13 @@ def test_the_kernel_is_that_of_the_loops_and_of_the_portable_operation(check: Ch
     loops, portable = check.errors()
     assert loops <= check.error
     assert portable <= check.error
+
+
+def test_heads_that_fill_up_a_tile_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sparse_attention.HEADS, C, 4)
+    (check,) = (c for c in checks() if c.case == ATTENTION[2])
+    assert check.case.heads == 3
+    assert max(check.errors()) <= check.error
 
 
 @pytest.mark.parametrize("name", SHAPES)

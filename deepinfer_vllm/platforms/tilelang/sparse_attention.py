@@ -7,9 +7,10 @@ weighted by an online softmax that starts at the sink, and summed. A row is read
 from typing import Any
 
 import torch
+from torch import nn
 
 from deepinfer_vllm.models.deepseek_v41.gather_attention import Rows
-from deepinfer_vllm.platforms.tilelang.dialect import dialect
+from deepinfer_vllm.platforms.tilelang.dialect import ASCEND, C, dialect
 from deepinfer_vllm.platforms.tilelang.launch import compiled, dtype_name, held, slice_of, target_of
 
 TILE = 128
@@ -17,6 +18,9 @@ TILE = 128
 
 CHANNELS = 128
 """Most of a product of weights and rows: the cube unit takes so many beside a tile of rows."""
+
+HEADS = {C: 1, ASCEND: 32}
+"""What the heads of a kernel are a multiple of: 16 rows of the cube unit for each vector core. Others are filled up."""
 
 LOWEST = -3.0e38
 """In place of -inf: differences of two stay finite."""
@@ -110,29 +114,23 @@ def sparse_attention(
 ) -> torch.Tensor:
     """As `gather_attention.located_attention`. Weights are rounded to the rows' dtype before they meet the rows."""
     tokens, heads, dim = query.shape
+    target = target_of(query)
+    more = -heads % HEADS[target]
     none = torch.full((tokens, tile), -1, dtype=torch.int32, device=query.device)
     window_rows, selected_rows = _whole(window[0]), _whole(window[0] if selected is None else selected[0])
-    kernel = compiled(
-        build,
-        target_of(query),
-        heads,
-        dim,
-        dtype_name(window_rows),
-        (window_rows.shape[1], selected_rows.shape[1]),
-        scale,
-        tile,
-    )
-    out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+    widths = window_rows.shape[1], selected_rows.shape[1]
+    kernel = compiled(build, target, heads + more, dim, dtype_name(window_rows), widths, scale, tile)
+    out = torch.empty(tokens, heads + more, dim, dtype=torch.float32, device=query.device)
     kernel(
-        held(query.to(window_rows.dtype).contiguous()),
+        held(nn.functional.pad(query.to(window_rows.dtype), (0, 0, 0, more)).contiguous()),
         held(window_rows),
         _padded(window[1], tile),
         held(selected_rows),
         none if selected is None else _padded(selected[1], tile),
-        sink.float().contiguous(),
+        nn.functional.pad(sink.float(), (0, more)).contiguous(),
         out,
     )
-    return out
+    return out[:, :heads]
 
 
 def _whole(rows: torch.Tensor) -> torch.Tensor:
@@ -147,4 +145,4 @@ def _whole(rows: torch.Tensor) -> torch.Tensor:
 def _padded(slots: torch.Tensor, tile: int) -> torch.Tensor:
     """[T, n] as int32, with -1 up to a whole number of tiles, at least one."""
     count = max(1, -(-slots.shape[1] // tile)) * tile
-    return torch.nn.functional.pad(slots.int(), (0, count - slots.shape[1]), value=-1).contiguous()
+    return nn.functional.pad(slots.int(), (0, count - slots.shape[1]), value=-1).contiguous()
