@@ -84,7 +84,9 @@ def test_embeddings(llama: Path, pooling: str, chunked: bool) -> None:
     found = []
     for chosen in (STOCK, OURS):
         pooler = {"seq_pooling_type": pooling, "task": "embed"}
-        backend = Pooling(llama, "float32", "plain", max_model_len=512, pooler_config=pooler, **chosen)
+        backend = Pooling(
+            llama, "float32", "plain", max_model_len=512, skip_tokenizer_init=False, pooler_config=pooler, **chosen
+        )
         try:
             ends = Ends(backend)
             outputs = backend._llm.embed([{"prompt_token_ids": ids} for ids in PROMPTS], use_tqdm=False)

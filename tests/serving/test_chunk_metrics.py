@@ -67,7 +67,11 @@ def test_images_beside_decodes_are_answered_as_alone(served: tuple[ServerProcess
     images = [data_url(encoded(noise(200, 90, seed=seed))) for seed in (1, 2)]
 
     def ask(salt: str) -> Json:
-        body = {"model": MODEL, "temperature": 0, "cache_salt": salt} | question(*images) | {"max_tokens": 12}
+        body = (
+            {"model": MODEL, "temperature": 0, "cache_salt": salt}
+            | question(*images, text="What is this? " * 30)
+            | {"max_tokens": 12}
+        )
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         choice: Json = answer.json()["choices"][0]["message"]
