@@ -13,6 +13,7 @@
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 | `spare_cpu_kernels` | 0.32, 0.33, CPU | batch invariance replaces torch's by Triton kernels | it asks for Triton |
+| `refuse_what_workers_cannot_hold` | 0.32, 0.33, runner V2 | lists too long for it end the engine | it looks before |
 | `drop_logprobs_of_padding` | 0.32, 0.33, runner V2 | prompt logprobs have rows of padding | it leaves them out |
 | `list_lower_ids_first` | 0.32, 0.33 | which of equal logprobs are listed depends on the batch | vLLM breaks ties |
 | `limit_rows_by_themselves` | 0.32, 0.33 | a top-p of one request shows in rows of others | it takes rows apart |
@@ -38,6 +39,7 @@ from deepinfer_vllm.compat.eplb_presets import fill_eplb_presets
 from deepinfer_vllm.compat.grammar_requests import hook_grammar_requests
 from deepinfer_vllm.compat.held_answers import hold_answers
 from deepinfer_vllm.compat.image_errors import blame_the_sender
+from deepinfer_vllm.compat.long_lists import refuse_what_workers_cannot_hold
 from deepinfer_vllm.compat.model_config import hook_model_config
 from deepinfer_vllm.compat.named_logprobs import list_for_each_what_it_asked
 from deepinfer_vllm.compat.own_limits import limit_rows_by_themselves
@@ -72,5 +74,6 @@ __all__ = [
     "provide_torch_kernels",
     "publish_reports",
     "refuse_prompt_embeds",
+    "refuse_what_workers_cannot_hold",
     "spare_cpu_kernels",
 ]

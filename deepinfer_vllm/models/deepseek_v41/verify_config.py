@@ -44,6 +44,7 @@ def verify_model(model_config: Any) -> None:
         compat.refuse_prompt_embeds(NEEDS_TOKEN_IDS)
     if config.vision is not None:
         compat.blame_the_sender()
+    compat.refuse_what_workers_cannot_hold()
     # Taken for generic MLA, the CPU platform would force blocks of 16 and no prefix caching or chunked prefill.
     model_config.model_arch_config.is_deepseek_mla = False
 
