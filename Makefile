@@ -118,7 +118,8 @@ ascend-kernels: $(INSTALLED) ## emit the TileLang kernels as AscendC and run the
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	    >$$($(ASCEND_KERNELS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
 	@$(ASCEND_KERNELS)/bin/python -c 'import tilelang.ascend' 2>/dev/null || \
-	    $(ASCEND_KERNELS)/bin/python -m pip install --quiet tilelang==0.1.15
+	    $(ASCEND_KERNELS)/bin/python -m pip install tilelang==0.1.15 >$(ASCEND_KERNELS)/install.log 2>&1 || \
+	    { tail -n 5 $(ASCEND_KERNELS)/install.log >&2; exit 1; }
 	@mkdir -p build/typing && for room in kvstore costmodel router simulator; do ln -sfn ../../$$room build/typing/deepinfer_$$room; done
 	TILELANG_CACHE_DIR=$(CURDIR)/$(ASCEND_KERNELS)/cache PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python -m pytest tests/platforms/test_tilelang_kernels.py
 	TILELANG_CACHE_DIR=$(CURDIR)/$(ASCEND_KERNELS)/cache PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python benchmarks/ascend_tilelang.py

@@ -1,6 +1,6 @@
 """The TileLang kernels for Ascend 950: emitted as AscendC for the released model's shapes, and run as C on a CPU.
 
-Nothing here runs on a NPU, and what is emitted is not compiled: that takes CANN. On the CPU each kernel meets loops in
+Nothing here runs on an NPU, and what is emitted is not compiled: that takes CANN. On the CPU each kernel meets loops in
 float64 and the portable model's operation, on shapes small enough for loops. Exits 1 when a kernel is not emitted or
 differs by more than its dtype's rounding. `make ascend-kernels` makes the environment that this needs.
 
@@ -123,8 +123,8 @@ def page(results: dict[str, Any]) -> str:
         "# TileLang kernels for Ascend 950",
         "",
         f"`{results['command']}`, commit {results['commit']}, {results['date']}, TileLang {results['tilelang']}, torch "
-        f"{results['machine']['torch']}. Emitted, not compiled; nothing ran on a NPU. What it means: "
-        "[docs/ascend.md](../../docs/ascend.md#kernels).",
+        f"{results['machine']['torch']}. Emitted, not compiled; nothing ran on an NPU. What it means: "
+        "[docs/ascend-kernels.md](../../docs/ascend-kernels.md).",
         "",
         "## AscendC for the released model's shapes",
         "",

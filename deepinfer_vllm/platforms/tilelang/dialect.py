@@ -1,4 +1,4 @@
-"""The words of a tile body that differ between a NPU and a CPU.
+"""The words of a tile body that differ between an NPU and a CPU.
 
 | word | AscendC | C |
 |---|---|---|
@@ -108,7 +108,7 @@ class Dialect:
 
 
 def _macros(T: Any) -> tuple[Any, Any, Any, Any]:
-    """Words that are more than one of TileLang's; loops for what a NPU has units for."""
+    """Words that are more than one of TileLang's; loops for what an NPU has units for."""
 
     @T.macro
     def product(d, a, b, out, clear):  # noqa: ANN001, ANN202
