@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     DEEPINFER_VLLM_NUMERICS: Literal["plain", "qat"]
     DEEPINFER_VLLM_WEIGHTS: Literal["packed", "bf16", "fp32"]
     DEEPINFER_VLLM_NATIVE: bool
+    DEEPINFER_VLLM_KERNELS: Literal["torch", "triton"]
     DEEPINFER_VLLM_DSPARK_BUDGET: Literal["auto", "early-stop", "delayed", "fixed"]
     DEEPINFER_VLLM_DSPARK_CALIBRATION: str
     DEEPINFER_VLLM_DSPARK_RECORD: str
@@ -115,6 +116,13 @@ TABLE: dict[str, Variable] = {
             doc="Build small C libraries with the system's compiler, once, into `~/.cache/deepinfer_vllm` (kernels"
             " for the CPU) and `~/.cache/deepinfer_kvstore` (the store's hash chain), and use them. Without a compiler,"
             " or with `0`, PyTorch and Python do the same work in more steps.",
+        ),
+        _choice(
+            "DEEPINFER_VLLM_KERNELS",
+            ("torch", "triton"),
+            default="torch",
+            doc="What the portable model's attention and hyper-connections run on a device that Triton compiles for:"
+            " PyTorch's operations, or a kernel for each.",
         ),
         _choice(
             "DEEPINFER_VLLM_DSPARK_BUDGET",

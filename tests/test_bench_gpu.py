@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_vllm.checkpoint.config import TextConfig
 from deepinfer_vllm.checkpoint.presets import PRESETS
 from deepinfer_vllm.checkpoint.quantise import CONFIG
 from deepinfer_vllm.checkpoint.vision import VisionConfig
+from deepinfer_vllm.checkpoint.writer import write_checkpoint
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "benchmarks" / "gpu"
@@ -73,3 +75,50 @@ def test_a_token_at_a_time_no_answer_moves(tmp_path: Path, drafts: tuple[str, ..
     assert len(record["ways"]) == 5
     for row in record["ways"].values():
         assert row["greedy"]["same bits"] == row["seeded"]["same bits"] == 2
+
+
+@pytest.fixture(scope="module")
+def long_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny, and of enough positions for every script here."""
+    directory = tmp_path_factory.mktemp("checkpoint") / "long"
+    write_checkpoint(directory, TextConfig(max_position_embeddings=16_384).published("float32"), seed=0, shards=1)
+    return directory
+
+
+def test_the_store_part_by_part(long_checkpoint: Path, tmp_path: Path) -> None:
+    """A fresh engine finds what another has stored, as much as the GPU's own cache does; of damaged slabs it takes
+    nothing wrong."""
+    sizes = [
+        *("--tokens", 300, "--tail", 40, "--count", 2, "--batch", 2, "--prompt", 60, "--decode", 8, "--rounds", 1),
+        *("--chunk", 256, "--kv-gb", 0.0625, "--host-gb", 0.03125, "--store-gb", 0.125, "--settle", 1, "--answer", 8),
+    ]
+    for part in ("bare", "fill", "load", "faulty"):
+        ran = call(
+            "store.py", part, long_checkpoint, tmp_path / "kv", tmp_path, *sizes, DEEPINFER_VLLM_MODEL="portable"
+        )
+        assert ran.returncode == 0, ran.stderr[-2000:]
+    ran = call("store_report.py", tmp_path, "--out", tmp_path / "store.json")
+    assert ran.returncode == 0, ran.stderr
+    report = json.loads((tmp_path / "store.json").read_text())
+    ways = report["ttft"]["300"]
+    assert ways["recomputed"]["hits"] == [0, 0] and min(ways["GPU hit"]["hits"]) > 0
+    for way in ("recomputed and stored", "store hit", "store hit, damaged"):
+        assert ways[way]["same answers"] == ways[way]["of"] == 2, way
+    assert ways["store hit"]["same hits"] and max(ways["store hit, damaged"]["hits"]) == 0
+    assert json.loads((tmp_path / "faulty.json").read_text())["changed_slabs"] > 0
+    assert {*report["decode_s"]} == {"bare", "fill"} and report["gb_per_s"]["load"]["GPU in"] > 0
+
+
+def test_chunks_of_no_size(tmp_path: Path) -> None:
+    ran = call("chunking.py", "5", tmp_path, tmp_path)
+    assert ran.returncode == 2 and "5: must be cost, or lie in 68..32768" in ran.stderr
+
+
+def test_the_kernels_themselves(tmp_path: Path) -> None:
+    """In Triton's interpreter; what it says of time there means nothing."""
+    pytest.importorskip("triton")
+    sizes = ["--heads", 20, "--dim", 32, "--window", 20, "--selected", 40, "--tokens", 3, "--runs", 1]
+    ran = call("kernels.py", "--device", "cpu", *sizes, "--out", tmp_path / "kernels.json")
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads((tmp_path / "kernels.json").read_text())
+    assert found["attention"]["3"]["error"] < 1e-5 > found["gates"]["3"]["error"]

@@ -16,7 +16,7 @@ rm -rf "$root"/build/lib "$root"/build/bdist.*
     blake3 cbor2 click deepseek-recipe httptools "llguidance<1.8.0" lmdb msgpack orjson prometheus-client pydantic \
     pydantic-core annotated-types typing-inspection pyyaml shellingham typer uvloop xxhash zfec
 mkdir -p "$dir/benchmarks" "$dir/tests"
-cp -r "$root/benchmarks/gpu" "$dir/benchmarks/"
+cp -r "$root/benchmarks/gpu" "$root/benchmarks/chunks" "$dir/benchmarks/"
 cp -r "$root/tests/reference" "$dir/tests/"
 find "$dir" -name __pycache__ -prune -exec rm -rf {} +
 cat > "$dir/unpack.sh" <<'UNPACK'

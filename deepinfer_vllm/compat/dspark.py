@@ -1,12 +1,14 @@
 """DSpark with our speculator in place of vLLM's, decided by our rule, and with what vLLM asks for it left out.
 
-That is runner V2, which it needs, without being asked for it, and no CUDA graphs. Where vLLM's own adaptive
-verification is asked for and has its graphs, our rule decides in vLLM's manager.
+That is runner V2, which it needs, without being asked for it, and no CUDA graphs; where vLLM has some, they are for any
+number of drafts (`dspark_graphs`). Where vLLM's own adaptive verification is asked for and has its graphs, our rule
+decides in vLLM's manager.
 """
 
 import functools
 from typing import Any
 
+from deepinfer_vllm.compat.dspark_graphs import PLANNING, any_drafts
 from deepinfer_vllm.compat.late import after_import
 
 
@@ -121,6 +123,8 @@ def hook_runner(module: Any) -> None:
     @functools.wraps(fill)
     def fill_and_start(self: Any, *args: Any, **kwargs: Any) -> None:
         fill(self, *args, **kwargs)
+        if self.adaptive_verification is PLANNING:
+            self.adaptive_verification = None
         if self.device.type == "cpu":
             begin_to_decide(self)
 
@@ -164,18 +168,21 @@ def start_after_warm_up(module: Any) -> None:
 
 
 def decide_by_our_rule(module: Any) -> None:
-    """Make vLLM's manager of adaptive verification one of ours, if that is on and the method "dspark"."""
+    """For method "dspark", make vLLM's manager of adaptive verification one of ours where that is on, and have graphs
+    for any number of drafts where it is not."""
     make = module.maybe_create_adaptive_verification_manager
     if hasattr(make, "deepinfer_dspark"):
         return
 
     @functools.wraps(make)
     def make_ours(*, vllm_config: Any, **kwargs: Any) -> Any:
+        speculative = vllm_config.speculative_config
+        if speculative is None or speculative.method != "dspark":
+            return make(vllm_config=vllm_config, **kwargs)
+        if not speculative.enable_adaptive_verification:
+            return any_drafts(module, vllm_config, kwargs)
         from deepinfer_vllm.spec_decode.settings import Settings
 
-        speculative = vllm_config.speculative_config
-        if speculative is None or speculative.method != "dspark" or not speculative.enable_adaptive_verification:
-            return make(vllm_config=vllm_config, **kwargs)
         settings = Settings.read(current=False)
         if settings.form == "fixed":
             return make(vllm_config=vllm_config, **kwargs)

@@ -4,7 +4,8 @@ K = V = one latent per token or group, rotated; the output is rotated back by th
 groups. Writing and attending are apart, because a step may write rows for tokens it does not attend for.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,13 +27,28 @@ from deepinfer_vllm.models.deepseek_v41.topology import LayerRole
 from deepinfer_vllm.models.deepseek_v41.weight_storage import WeightStorage, held_weight, packed_or_plain
 from deepinfer_vllm.models.deepseek_v41.windows import Windows
 from deepinfer_vllm.native import invariance, invariant
+from deepinfer_vllm.native.invariant import Rows
 from deepinfer_vllm.native.linear import FEW_ROWS, linear
+from deepinfer_vllm.triton_kernels.choice import chosen
 
 PLACES = 1 << 20
 """Rows located at once, where attention reads them in place; bounds memory."""
 
 SPAN_TOKENS = 16
 """From so many tokens of one request on, rows are read for all of them at once."""
+
+
+InPlace: TypeAlias = Callable[[torch.Tensor, Rows, Rows | None, torch.Tensor, float], torch.Tensor]
+"""As `located_attention`."""
+
+
+def _in_place() -> InPlace | None:
+    """The kernel that attends over cached rows where they lie, for a layer that is built now; None to gather them."""
+    if not chosen():
+        return None
+    from deepinfer_vllm.triton_kernels import attention
+
+    return attention.attention
 
 
 class Attention(nn.Module):
@@ -60,6 +76,7 @@ class Attention(nn.Module):
         self.heads, self.head_dim = config.num_heads // ranks, config.head_dim
         self.window, self.scale = config.window, config.head_dim**-0.5
         self.skips_rows = rebuilt
+        self.in_place = _in_place()
 
         def linear(inputs: int, outputs: int, name: str) -> nn.Module:
             return ReplicatedLinear(
@@ -120,7 +137,7 @@ class Attention(nn.Module):
     def _attended(self, query: torch.Tensor, step: Step) -> torch.Tensor:
         """Attention [T, H, D] float32: long spans one by one, the short ones between them together."""
         out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-        if invariance.by_rows():
+        if invariance.by_rows() or self.in_place is not None:
             self._located(query, slice(0, step.num_tokens), step, out)
             return out
         done = 0
@@ -142,6 +159,8 @@ class Attention(nn.Module):
         attention, chunk = located_attention, tokens_per_chunk(num_rows, self.heads, self.head_dim)
         if invariance.by_rows():
             attention, chunk = invariant.attention, max(1, PLACES // num_rows)
+        elif self.in_place is not None:
+            attention, chunk = self.in_place, max(1, PLACES // num_rows)
         for low in range(tokens.start, tokens.stop, chunk):
             part = slice(low, min(low + chunk, tokens.stop))
             request = step.request[part].unsqueeze(-1)

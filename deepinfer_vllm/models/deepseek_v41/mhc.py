@@ -11,6 +11,7 @@ from torch import nn
 from deepinfer_vllm.native import invariance, invariant
 from deepinfer_vllm.native.build import kernels
 from deepinfer_vllm.native.linear import linear
+from deepinfer_vllm.triton_kernels.choice import chosen
 
 Gates = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """pre [T, M], post [T, M], comb [T, M, M], float32."""
@@ -26,14 +27,27 @@ class HyperConnection(nn.Module):
         self.fn = nn.Parameter(torch.empty(outputs, streams * hidden_size, dtype=torch.float32), requires_grad=False)
         self.base = nn.Parameter(torch.empty(outputs, dtype=torch.float32), requires_grad=False)
         self.scale = nn.Parameter(torch.empty(3, dtype=torch.float32), requires_grad=False)
+        self.fused = chosen()
 
     def forward(self, streams: torch.Tensor) -> Gates:
         """Of streams [T, M, D]."""
+        if self.fused and not invariance.by_rows():
+            return self._fused(streams)
         return gates(streams, self.fn, self.base, self.scale, self.iterations, self.eps, self.norm_eps)
 
     def delayed(self, streams: torch.Tensor, pre: torch.Tensor) -> tuple[torch.Tensor, *Gates]:
         """(streams [T, M, D] collapsed by the `pre` [T, M] of the sublayer before, this one's pre, post, comb)."""
+        if self.fused and not invariance.by_rows():
+            return collapse(streams, pre), *self._fused(streams)
         return delayed(streams, pre, self.fn, self.base, self.scale, self.iterations, self.eps, self.norm_eps)
+
+    def _fused(self, streams: torch.Tensor) -> Gates:
+        from deepinfer_vllm.triton_kernels.gates import gates as fused
+
+        flat = streams.flatten(1).float()
+        norm, mixes = torch.linalg.vector_norm(flat, dim=-1, keepdim=True), linear(flat, self.fn)
+        sizes = {"streams": self.streams, "width": flat.shape[-1], "iterations": self.iterations}
+        return fused(mixes, norm, self.base, self.scale, **sizes, eps=self.eps, norm_eps=self.norm_eps)
 
 
 def gates(
@@ -51,8 +65,23 @@ def gates(
     if invariance.by_rows():
         pre, post, comb = invariant.hyper_gates(flat, fn, base, scale, m, eps, norm_eps)
         return pre, post, sinkhorn(comb, iterations, eps)
-    mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
-    mixes = linear(flat, fn) * torch.rsqrt(mean_square + norm_eps)  # fewer values to scale
+    norm = torch.linalg.vector_norm(flat, dim=-1, keepdim=True)
+    return mixed(linear(flat, fn), norm, base, scale, m, flat.shape[-1], iterations, eps, norm_eps)
+
+
+def mixed(
+    mixes: torch.Tensor,
+    norm: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    m: int,
+    width: int,
+    iterations: int,
+    eps: float,
+    norm_eps: float,
+) -> Gates:
+    """`gates` from the projection [T, (2 + M) * M] and the norms [T, 1] of flattened streams of so many channels."""
+    mixes = mixes * torch.rsqrt(norm.square() / width + norm_eps)  # fewer values to scale
     pre, post, comb = mixes.split((m, m, m * m), dim=-1)
     base_pre, base_post, base_comb = base.split((m, m, m * m))
     pre = torch.sigmoid(pre * scale[0] + base_pre) + eps
