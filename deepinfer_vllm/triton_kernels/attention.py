@@ -72,27 +72,27 @@ def attention(
 
 @triton.jit
 def _attention(
-    query: Any,
-    rows: Any,
-    row_stride: Any,
-    channel_stride: Any,
-    slots: Any,
-    count: Any,
-    more: Any,
-    more_row_stride: Any,
-    more_channel_stride: Any,
-    more_slots: Any,
-    more_count: Any,
-    sink: Any,
-    out: Any,
-    scale: Any,
-    heads: Any,
-    dim: Any,
+    query: "Any",
+    rows: "Any",
+    row_stride: "Any",
+    channel_stride: "Any",
+    slots: "Any",
+    count: "Any",
+    more: "Any",
+    more_row_stride: "Any",
+    more_channel_stride: "Any",
+    more_slots: "Any",
+    more_count: "Any",
+    sink: "Any",
+    out: "Any",
+    scale: "Any",
+    heads: "Any",
+    dim: "Any",
     BLOCK_HEADS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     PRODUCT: tl.constexpr,
-) -> Any:
+) -> "Any":
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     channel = tl.arange(0, WIDTH)
@@ -115,21 +115,21 @@ def _attention(
 
 @triton.jit
 def _over(
-    query: Any,
-    most: Any,
-    total: Any,
-    value: Any,
-    rows: Any,
-    row_stride: Any,
-    channel_stride: Any,
-    slots: Any,
-    count: Any,
-    scale: Any,
-    dim: Any,
+    query: "Any",
+    most: "Any",
+    total: "Any",
+    value: "Any",
+    rows: "Any",
+    row_stride: "Any",
+    channel_stride: "Any",
+    slots: "Any",
+    count: "Any",
+    scale: "Any",
+    dim: "Any",
     BLOCK_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     PRODUCT: tl.constexpr,
-) -> Any:
+) -> "Any":
     """Go on with a softmax over further rows: the largest logit [B], the sum of weights [B], that of values [B, W]."""
     channel = tl.arange(0, WIDTH)
     for first in range(0, count, BLOCK_ROWS):

@@ -53,22 +53,22 @@ def gates(
 
 @triton.jit
 def _gates(
-    mixes: Any,
-    norm: Any,
-    base: Any,
-    scale: Any,
-    pre: Any,
-    post: Any,
-    comb: Any,
-    tokens: Any,
-    width: Any,
-    eps: Any,
-    norm_eps: Any,
+    mixes: "Any",
+    norm: "Any",
+    base: "Any",
+    scale: "Any",
+    pre: "Any",
+    post: "Any",
+    comb: "Any",
+    tokens: "Any",
+    width: "Any",
+    eps: "Any",
+    norm_eps: "Any",
     STREAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     ITERATIONS: tl.constexpr,
     TOKENS: tl.constexpr,
-) -> Any:
+) -> "Any":
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = token < tokens
     size = tl.load(norm + token, mask=there, other=0.0)
