@@ -23,9 +23,9 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 import torch
 
 PARTS = ("bare", "fill", "load", "faulty", "fs-fill", "fs-load")
-TAILS = {"bare": (0, 1), "fill": (0, 2), "load": (1, 3), "faulty": (1, 3), "fs-fill": (0, 2), "fs-load": (1, 3)}
+TAILS = {"bare": (0, 1), "fill": (0, 2), "load": (1, 3), "faulty": (0, 3), "fs-fill": (0, 2), "fs-load": (1, 3)}
 """Which tails a part's first and second prompts have: what is loaded from a store has been answered by `bare` after a
-hit of the same length, and by nobody else."""
+hit of the same length, and by nobody else; what cannot be loaded, after no hit."""
 FAULTS_APART = 64 << 10
 """Bytes between two that are changed in a slab: less than a block."""
 

@@ -1,7 +1,8 @@
 """What store.py's parts say together: times to the first token, whether answers agree, GB/s, and decoding beside it.
 
 A hit in the store is compared with `bare`'s hit of the same length in the GPU's own cache: with decoder-side replay a
-hit differs from a prompt computed whole, and so may its answer.
+hit differs from a prompt computed whole, and so may its answer. Of damaged slabs nothing is found, and its answers are
+compared with those of prompts computed whole.
 
 Example: python benchmarks/gpu/store_report.py /tmp/out --out store.json
 """
@@ -26,24 +27,24 @@ def of_tails(rows: Found, which: int) -> Found:
 
 
 def first_tokens(parts: dict[str, Found]) -> dict[str, Found]:
-    """By length: median seconds of each way, hits, and how many answers are the GPU hit's."""
+    """By length: median seconds of each way, hits, and how many answers are `bare`'s of the same prompts."""
     ways = {
         "recomputed": ("bare", 0),
         "GPU hit": ("bare", 1),
         "recomputed and stored": ("fill", 0),
         "store hit": ("load", 1),
-        "store hit, damaged": ("faulty", 1),
+        "store hit, damaged": ("faulty", 0),
         "fs tier hit": ("fs-load", 1),
     }
     table: dict[str, Found] = {}
     for tokens in parts["bare"]["ttft"]:
-        wanted = of_tails(parts["bare"]["ttft"][tokens], 1)
         for way, (part, which) in ways.items():
             if part not in parts or tokens not in parts[part]["ttft"]:
                 continue
             found = of_tails(parts[part]["ttft"][tokens], which)
             row = {"seconds": statistics.median(found["seconds"]), "hits": found["hits"]}
-            if which == 1 and part != "bare":
+            if part != "bare":
+                wanted = of_tails(parts["bare"]["ttft"][tokens], which)
                 row["same hits"] = found["hits"] == wanted["hits"]
                 row["same answers"] = sum(a == b for a, b in zip(found["answers"], wanted["answers"], strict=True))
                 row["of"] = len(wanted["answers"])
@@ -83,7 +84,7 @@ def main() -> None:
         sys.exit(f"store_report.py: no {files['bare']}: everything is compared with it. Run store.py bare first")
     results: Found = {"ttft": first_tokens(parts), "gb_per_s": {n: s for n, p in parts.items() if (s := speeds(p))}}
     results["pinned_gb_per_s"] = parts["bare"].get("pinned_gb_per_s")
-    print("| tokens | way | ms | of recomputed | of the GPU hit | tokens found | answers of the GPU hit's |")
+    print("| tokens | way | ms | of recomputed | of the GPU hit | tokens found | answers as without a store |")
     print("| ---: | --- | ---: | ---: | ---: | --- | --- |")
     for tokens, ways in results["ttft"].items():
         for way, row in ways.items():
