@@ -111,25 +111,28 @@ def attention(tokens: int, args: argparse.Namespace, device: torch.device, clock
 
 def gates(tokens: int, args: argparse.Namespace, device: torch.device, clock: Clock) -> dict[str, Any]:
     """Both ways from the same projection."""
-    from deepinfer_vllm.models.deepseek_v41.mhc import HyperConnection
+    from deepinfer_vllm.models.deepseek_v41.mhc import mixed
 
     drawn = torch.Generator().manual_seed(tokens)
-    module = HyperConnection(STREAMS, WIDTH // STREAMS, ROUNDS, 1e-6, 1e-6).to(device)
-    for parameter in (module.base, module.scale):
-        parameter.data = torch.randn(parameter.shape, generator=drawn).to(device)
-    mixes = (torch.randn(tokens, len(module.base), generator=drawn) * WIDTH**0.5).to(device)
+    outputs = (2 + STREAMS) * STREAMS
+    base, scale = (torch.randn(size, generator=drawn).to(device) for size in (outputs, 3))
+    mixes = (torch.randn(tokens, outputs, generator=drawn) * WIDTH**0.5).to(device)
     norm = torch.full((tokens, 1), WIDTH**0.5, device=device)
-    found: dict[str, Any] = {"torch_s": clock.seconds(lambda: module.mixed(mixes, norm))}
+
+    def plain() -> tuple[torch.Tensor, ...]:
+        return mixed(mixes, norm, base, scale, STREAMS, WIDTH, ROUNDS, 1e-6, 1e-6)
+
+    found: dict[str, Any] = {"torch_s": clock.seconds(plain)}
     if args.kernels:
         from deepinfer_vllm.triton_kernels.gates import gates as fused
 
         sizes = {"streams": STREAMS, "width": WIDTH, "iterations": ROUNDS, "eps": 1e-6, "norm_eps": 1e-6}
 
         def once() -> tuple[torch.Tensor, ...]:
-            return fused(mixes, norm, module.base, module.scale, **sizes)
+            return fused(mixes, norm, base, scale, **sizes)
 
         found["triton_s"] = clock.seconds(once)
-        found["error"] = max(_error(a, b) for a, b in zip(once(), module.mixed(mixes, norm), strict=True))
+        found["error"] = max(_error(a, b) for a, b in zip(once(), plain(), strict=True))
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from deepinfer_vllm.models.deepseek_v41.gather_attention import gather_attention
-from deepinfer_vllm.models.deepseek_v41.mhc import HyperConnection
+from deepinfer_vllm.models.deepseek_v41.mhc import mixed
 from deepinfer_vllm.triton_kernels.choice import chosen
 from kernels.triton_ops import SOME, attention_cases, gate_cases
 
@@ -70,10 +70,9 @@ def test_nothing_of_nothing(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", gate_cases())
 def test_gates(name: str, found: dict[str, Any]) -> None:
     case = gate_cases()[name]
-    streams = case["streams"]
-    module = HyperConnection(streams, case["width"] // streams, case["iterations"], case["eps"], case["norm_eps"])
-    module.base.data, module.scale.data = case["base"], case["scale"]
-    for got, want in zip(found[name], module.mixed(case["mixes"], case["norm"]), strict=True):
+    sizes = (case[part] for part in ("streams", "width", "iterations", "eps", "norm_eps"))
+    wanted = mixed(*(case[part] for part in ("mixes", "norm", "base", "scale")), *sizes)
+    for got, want in zip(found[name], wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 

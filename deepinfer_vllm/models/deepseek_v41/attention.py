@@ -156,7 +156,8 @@ class Attention(nn.Module):
             return
         compressed = step.selected if self.role.ratio else None
         num_rows = step.window_width(self.window) + (0 if compressed is None else compressed.shape[1])
-        attention, chunk = located_attention, tokens_per_chunk(num_rows, self.heads, self.head_dim)
+        attention: InPlace = located_attention
+        chunk = tokens_per_chunk(num_rows, self.heads, self.head_dim)
         if invariance.by_rows():
             attention, chunk = invariant.attention, max(1, PLACES // num_rows)
         elif self.in_place is not None:
