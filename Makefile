@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb bench-chunking gpu-pack soak lmcache nixl ascend-kernels wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb bench-chunking gpu-pack soak lmcache nixl ascend-kernels ascend wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +123,19 @@ ascend-kernels: $(INSTALLED) ## emit the TileLang kernels as AscendC and run the
 	@mkdir -p build/typing && for room in kvstore costmodel router simulator; do ln -sfn ../../$$room build/typing/deepinfer_$$room; done
 	TILELANG_CACHE_DIR=$(CURDIR)/$(ASCEND_KERNELS)/cache PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python -m pytest tests/platforms/test_tilelang_kernels.py
 	TILELANG_CACHE_DIR=$(CURDIR)/$(ASCEND_KERNELS)/cache PYTHONPATH=$(CURDIR):$(CURDIR)/build/typing $(ASCEND_KERNELS)/bin/python benchmarks/ascend_tilelang.py
+
+# Sources alone, without their dependencies and beside .venv, never in it: torch-npu there would break `import torch`.
+VLLM_ASCEND := 0.23.0.post1
+ASCEND_TOOLS := $(CURDIR)/build/ascend/tools
+
+ascend: build/ascend/.installed ## install vllm-ascend below build/, for the tests of our platform on it: 15 MB
+
+build/ascend/.installed: $(INSTALLED)
+	rm -rf build/ascend/site
+	@test -d $(ASCEND_TOOLS) || $(BIN)/python -m pip install --quiet --no-deps --target $(ASCEND_TOOLS) 'setuptools-scm==8.*'
+	PYTHONPATH=$(ASCEND_TOOLS) SOC_VERSION=ascend950dt_9582 COMPILE_CUSTOM_KERNELS=0 $(BIN)/python -m pip install --quiet \
+	    --no-deps --no-build-isolation --target build/ascend/site vllm-ascend==$(VLLM_ASCEND)
+	@touch $@
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	rm -rf build/lib build/bdist.*

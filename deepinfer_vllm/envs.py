@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     DEEPINFER_VLLM_MODEL: Literal["auto", "portable", "upstream"]
+    DEEPINFER_VLLM_ASCEND: Literal["auto", "off", "force"]
     DEEPINFER_VLLM_DECODER_REPLAY: bool
     DEEPINFER_VLLM_NUMERICS: Literal["plain", "qat"]
     DEEPINFER_VLLM_WEIGHTS: Literal["packed", "bf16", "fp32"]
@@ -91,6 +92,13 @@ TABLE: dict[str, Variable] = {
             default="auto",
             doc="Which DeepSeek-V4.1 model class serves. `auto` is `portable` (ours, pure PyTorch) on CPU and"
             " out-of-tree platforms and `upstream` (vLLM's own) on CUDA and ROCm.",
+        ),
+        _choice(
+            "DEEPINFER_VLLM_ASCEND",
+            ("auto", "off", "force"),
+            default="auto",
+            doc="Whether [our platform](ascend.md) takes the place of vllm-ascend's. `auto`: where vllm-ascend,"
+            " torch-npu and an NPU are here. `force`: without looking for the NPU and for CANN.",
         ),
         _flag(
             "DEEPINFER_VLLM_DECODER_REPLAY",

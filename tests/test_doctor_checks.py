@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from deepinfer_vllm import envs
-from deepinfer_vllm.doctor.ascend import check_ascend
 from deepinfer_vllm.doctor.check import Check, Status
 from deepinfer_vllm.doctor.checks import check_python
 from deepinfer_vllm.doctor.kernels import check_libraries
@@ -22,7 +21,6 @@ from deepinfer_vllm.doctor.plugin import (
 from deepinfer_vllm.doctor.probe import Outcome, import_modules
 from deepinfer_vllm.doctor.report import as_table, to_json, worst
 from deepinfer_vllm.doctor.vllm_distribution import VllmDistributions, check_distribution, check_metadata
-from deepinfer_vllm.platforms import ascend_platform
 from fake_site import FakeSite
 
 OURS = Outcome(True, "deepinfer_vllm.models.deepseek_v41.model:DeepseekV41ForCausalLM")
@@ -123,14 +121,6 @@ def test_libraries_vendored_external_shadowing_absent(site: FakeSite) -> None:
     assert rows["DeepEP"].found == f"external: {site.path / 'deep_ep'}"
 
     assert {row.name: row for row in check_libraries(site.environment, "cpu")}["DeepSelect"].status == Status.OK
-
-
-def test_ascend_is_dormant_and_says_why(site: FakeSite) -> None:
-    assert check_ascend(site.environment).status == Status.WARN
-    points = "[vllm.platform_plugins]\ndeepinfer_ascend = deepinfer_vllm.platforms:ascend_platform\n"
-    site.install("deepinfer-vllm", "0.1.0", points=points)
-    assert ascend_platform() is None
-    assert check_ascend(site.environment).found == "dormant (not installed: vllm_ascend, torch_npu)"
 
 
 def test_pictures_are_an_extra(site: FakeSite) -> None:

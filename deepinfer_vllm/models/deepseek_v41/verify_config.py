@@ -15,6 +15,7 @@ from deepinfer_vllm.models.deepseek_v41.topology import check
 from deepinfer_vllm.models.deepseek_v41.verify_parallel import problems as parallel_problems
 from deepinfer_vllm.models.deepseek_v41.weights import checkpoint_directory
 from deepinfer_vllm.native import invariance
+from deepinfer_vllm.platforms import v41_problems
 
 NEEDS_TOKEN_IDS = (
     "This DeepSeek-V4.1 has Engram layers, which hash token ids; prompt embeddings have none. Send text or token ids"
@@ -73,7 +74,7 @@ def _take_over_quantisation(model_config: Any) -> None:
 
 
 def verify_engine(vllm_config: Any) -> None:
-    """Refuse what the portable model does not do, naming the flag. Raises ValueError."""
+    """Refuse what the portable model does not do, or the platform, naming the flag. Raises ValueError."""
     config, cache = ModelConfig.from_hf(vllm_config.model_config.hf_config), vllm_config.cache_config
     images = vllm_config.model_config.multimodal_config
     hybrid_off = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
@@ -90,7 +91,7 @@ def verify_engine(vllm_config: Any) -> None:
         )
         if bad
     ]
-    problems += speculation_problems(vllm_config) + _invariance_problems(vllm_config)
+    problems += speculation_problems(vllm_config) + _invariance_problems(vllm_config) + v41_problems(vllm_config)
     if problems:
         raise ValueError(f"The portable DeepSeek-V4.1 cannot run with {', '.join(problems)}. Change these")
 
