@@ -105,6 +105,8 @@ def test_any_concurrency_is_told_as_by_a_replay_of_it() -> None:
         fixed, ours = (replay(Scene(requests, rule, "tokens", curve, steps=steps)) for rule in ("fixed 5", "delayed"))
         assert fixed_tokens(steps, "tokens")[requests - 1] == pytest.approx(fixed.accepted_length * requests, rel=1e-9)
         found = gains(("reading tokens", curve, requests, 100))
+        assert json.loads(json.dumps(found)) == {rule: list(pair) for rule, pair in found.items()}
+        assert type(found["delayed"][0]) is float, "what is compared with it must be a bool of Python's"
         none = requests / float(curve.verify_s(requests, 0.0))
         beside = ours.throughput / max(fixed.throughput, none) - 1.0
         assert found["delayed"] == (pytest.approx(beside, abs=1e-5), pytest.approx(ours.verified, abs=1e-3))

@@ -35,7 +35,7 @@ def gains(work: tuple[str, Curve, int, int]) -> dict[str, tuple[float, float]]:
     name, curve, requests, steps = work
     reading: Reading = "tokens" if "tokens" in name else "drafts"
     count = steps_at(requests, steps)
-    fixed = fixed_tokens(count, reading)[requests - 1] / _fixed_s(curve, requests)
+    fixed = float(fixed_tokens(count, reading)[requests - 1]) / _fixed_s(curve, requests)
     none = requests / float(curve.verify_s(requests, 0.0))
     found = {}
     for rule in RULES:
