@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb bench-chunking gpu-pack soak lmcache nixl ascend-kernels ascend wheel clean
+.PHONY: help install check format test demo doctor bench-model bench-dspark bench-kvstore bench-router bench-eplb bench-chunking ascend-ops gpu-pack soak lmcache nixl ascend-kernels ascend wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-eplb: $(INSTALLED) ## balance of experts under our placements and others' 
 
 bench-chunking: $(INSTALLED) ## time between tokens and prefill with chunks by cost beside fixed ones and P-PAS; 10 minutes
 	@missed=0; for part in $(sort $(wildcard benchmarks/chunking*.py)); do $(BIN)/python $$part || missed=1; done; exit $$missed
+
+ascend-ops: $(INSTALLED) ## what V4.1 and DSpark ask of a device beside what torch_npu registers, which is unpacked below build/: 43 MB
+	$(BIN)/python benchmarks/ascend_ops.py --out benchmarks/results
 
 gpu-pack: $(INSTALLED) ## what a GPU host with vLLM 0.33 and no network needs of this project, into build/gpu/
 	PYTHON=$(BIN)/python bash benchmarks/gpu/pack.sh build/gpu

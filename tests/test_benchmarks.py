@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
     "ascend_platform.py",
+    "ascend_ops.py",
     "chunking.py",
     "chunking_decision.py",
     "determinism.py",
@@ -45,6 +46,7 @@ def test_help_has_an_example(script: str) -> None:
     ("arguments", "said"),
     [
         (["ascend_platform.py", "/no/such/directory"], "has no vllm_ascend/platform.py; `make ascend` installs one"),
+        (["ascend_ops.py", "--wheel", "/no/such/file"], "--wheel /no/such/file: no such file"),
         (["chunking.py", "--sizes", "8"], "--sizes 8: must lie in 16..2048"),
         (["chunking_decision.py", "--requests", "0"], "--requests 0: must lie in 1..4096"),
         (["model.py", "--preset", "huge"], "invalid choice: 'huge'"),

@@ -22,7 +22,7 @@ def provide_dspark() -> None:
     after_import("vllm.v1.worker.gpu.spec_decode.adaptive_verification", decide_by_our_rule)
     after_import("vllm.v1.worker.gpu.spec_decode", hook_speculator)
     after_import("vllm.v1.worker.gpu.model_runner", hook_runner)
-    after_import("vllm.v1.worker.gpu_worker", start_after_warm_up)
+    after_import("vllm.v1.worker.worker_base", start_after_warm_up)
 
 
 def _choose_v2() -> None:
@@ -150,8 +150,26 @@ def hook_runner(module: Any) -> None:
 
 
 def start_after_warm_up(module: Any) -> None:
-    """On a device that is not the host, begin once kernels are compiled and graphs captured."""
-    warm_up = module.Worker.compile_or_warm_up_model
+    """On a device that is not the host, begin once kernels are compiled and graphs captured, by whatever worker.
+
+    Platforms out of vLLM's tree bring their own, which need not call vLLM's.
+    """
+    make = module.WorkerWrapperBase.init_worker
+    if hasattr(make, "deepinfer_dspark"):
+        return
+
+    @functools.wraps(make)
+    def make_and_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = make(self, *args, **kwargs)
+        _begin_after_warm_up(type(self.worker))
+        return made
+
+    make_and_hook.deepinfer_dspark = True  # type: ignore[attr-defined]
+    module.WorkerWrapperBase.init_worker = make_and_hook
+
+
+def _begin_after_warm_up(worker: Any) -> None:
+    warm_up = worker.compile_or_warm_up_model
     if hasattr(warm_up, "deepinfer_dspark"):
         return
 
@@ -164,7 +182,7 @@ def start_after_warm_up(module: Any) -> None:
         return seconds
 
     warm_up_and_start.deepinfer_dspark = True  # type: ignore[attr-defined]
-    module.Worker.compile_or_warm_up_model = warm_up_and_start
+    worker.compile_or_warm_up_model = warm_up_and_start
 
 
 def decide_by_our_rule(module: Any) -> None:

@@ -5,7 +5,7 @@ vLLM's own worker needs streams, events and pinned memory, which CPUs have not.
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -26,8 +26,6 @@ from deepinfer_vllm.kv_connector.shared_region import close_region
 
 logger = init_logger("vllm." + __name__)
 
-Rows = np.ndarray[Any, np.dtype[np.int8]]
-
 
 class CpuOffloadingWorker(OffloadingWorker):
     """Moves blocks on a thread of its own, in the order in which they were submitted.
@@ -40,15 +38,17 @@ class CpuOffloadingWorker(OffloadingWorker):
         """A host row holds the chunk's blocks, tensor after tensor, as vLLM's own worker lays them out."""
         self._region = region
         self._blocks_per_chunk = blocks_per_chunk
-        self._caches: list[Rows] = []
-        self._host: list[Rows] = []
+        self._caches: list[Any] = []
+        self._host: list[Any] = []
         for cache in kv_caches.tensors:
             page = cache.page_size_bytes
             host = region.create_next_worker_view(page * blocks_per_chunk)
-            self._caches.append(_rows(cache.tensor, page))
-            self._host.append(_rows(host, page * blocks_per_chunk).reshape(region.num_chunks, blocks_per_chunk, page))
+            self._caches.append(self._rows(cache.tensor, page))
+            self._host.append(
+                self._rows(host, page * blocks_per_chunk).reshape(region.num_chunks, blocks_per_chunk, page)
+            )
         self._refs = [[(ref.tensor_idx, ref.page_size_bytes) for ref in group] for group in kv_caches.group_data_refs]
-        self._queue: queue.SimpleQueue[tuple[int, list[_Copy]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: set[int] = set()
         self._finished: list[TransferResult] = []
@@ -89,7 +89,7 @@ class CpuOffloadingWorker(OffloadingWorker):
         assert isinstance(chunks, BlockIDsLoadStoreSpec)
         with self._changed:
             self._pending.add(job_id)
-        self._queue.put((job_id, list(self._copies(blocks, chunks.block_ids, store=store))))
+        self._queue.put((job_id, self._fence(), list(self._copies(blocks, chunks.block_ids, store=store))))
         return True
 
     def _copies(self, blocks: GPULoadStoreSpec, chunk_ids: Any, *, store: bool) -> "Iterator[_Copy]":
@@ -113,12 +113,12 @@ class CpuOffloadingWorker(OffloadingWorker):
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
-            job_id, copies = job
+            job_id, wait, copies = job
             started, moved, success = perf_counter(), 0, True
             try:
+                wait()
                 for destination, source in copies:
-                    np.copyto(destination, source)
-                    moved += source.nbytes
+                    moved += self._copy(destination, source)
             except Exception:
                 logger.exception("Copying KV blocks failed (job %d): the blocks count as missing", job_id)
                 success = False
@@ -127,13 +127,23 @@ class CpuOffloadingWorker(OffloadingWorker):
                 self._finished.append(TransferResult(job_id, success, moved, perf_counter() - started))
                 self._changed.notify_all()
 
+    def _rows(self, tensor: torch.Tensor, row_bytes: int) -> Any:
+        """The memory of `tensor`, [rows, row_bytes] int8, which may be strided."""
+        rows = tensor.view(torch.int8)
+        assert rows.device.type == "cpu" and rows.shape[1] == row_bytes
+        return rows.numpy()
 
-_Copy = tuple[Rows, Rows]
+    def _fence(self) -> Callable[[], None]:
+        """Called as a job is submitted; what it returns waits until the job's blocks may be touched."""
+        return lambda: None
+
+    def _copy(self, destination: Any, source: Any) -> int:
+        """One page; its bytes."""
+        np.copyto(destination, source)
+        return int(source.nbytes)
 
 
-def _rows(tensor: torch.Tensor, row_bytes: int) -> Rows:
-    """The memory of `tensor`, [rows, row_bytes] int8, which may be strided."""
-    rows = tensor.view(torch.int8)
-    assert rows.device.type == "cpu" and rows.shape[1] == row_bytes
-    memory: Rows = rows.numpy()
-    return memory
+_Copy = tuple[Any, Any]
+"""Destination and source: pages of `_rows`."""
+_Job = tuple[int, Callable[[], None], list[_Copy]]
+"""Its id, what to wait for, its pages."""

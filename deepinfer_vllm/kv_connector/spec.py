@@ -1,4 +1,4 @@
-"""vLLM's tiered offloading with our host region, our manager and, where there is no accelerator, our copies."""
+"""vLLM's tiered offloading with our host region, our manager and, where vLLM's copies do not go, ours."""
 
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
@@ -8,6 +8,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from deepinfer_kvstore.errors import StoreConfigError
 from deepinfer_vllm.kv_connector.cpu_worker import CpuOffloadingWorker
+from deepinfer_vllm.kv_connector.device_worker import DeviceOffloadingWorker
 from deepinfer_vllm.kv_connector.manager import StoreOffloadingManager
 from deepinfer_vllm.kv_connector.shared_region import (
     OURS,
@@ -36,17 +37,19 @@ class StoreOffloadingSpec(TieringOffloadingSpec):
             )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """vLLM's own worker on accelerators, ours on CPUs."""
+        """vLLM's own worker on the accelerators that it knows, ours on CPUs and on platforms out of its tree."""
         if not self._worker:
             remove_dead_regions()
             if current_platform.is_cpu():
-                self._worker = self._cpu_worker(kv_caches)
+                self._worker = self._own_worker(CpuOffloadingWorker, kv_caches)
+            elif current_platform.is_out_of_tree():
+                self._worker = self._own_worker(DeviceOffloadingWorker, kv_caches)
             else:
                 self._worker = super().get_worker(kv_caches)
                 hold_region(self._worker._mmap_region)
         return self._worker
 
-    def _cpu_worker(self, kv_caches: CanonicalKVCaches) -> CpuOffloadingWorker:
+    def _own_worker(self, kind: type[CpuOffloadingWorker], kv_caches: CanonicalKVCaches) -> CpuOffloadingWorker:
         region = SharedOffloadRegion(
             engine_id=self._engine_id,
             num_chunks=self.num_chunks,
@@ -56,7 +59,7 @@ class StoreOffloadingSpec(TieringOffloadingSpec):
         )
         try:
             hold_region(region)
-            return CpuOffloadingWorker(kv_caches, self.blocks_per_chunk, region)
+            return kind(kv_caches, self.blocks_per_chunk, region)
         except BaseException:
             close_region(region)
             raise

@@ -46,9 +46,12 @@ class Arrival:
 class Queue:
     """A device's queue of work, as a runner's thread sees it. Nothing here waits."""
 
-    def __init__(self, device: torch.device, rows: int, moment: Callable[[], Moment] | None = None) -> None:
-        """rows: that a fetched tensor has at most. `moment` makes what tells the device's time; events by default."""
-        self._rows, self._pinned = rows, moment is None
+    def __init__(
+        self, device: torch.device, rows: int, moment: Callable[[], Moment] | None = None, *, pinned: bool = False
+    ) -> None:
+        """rows: that a fetched tensor has at most. `moment` makes what tells the device's time; events by default.
+        pinned: whether the host has memory that the device copies to by itself."""
+        self._rows, self._pinned = rows, pinned
         self._make = moment or (lambda: torch.Event(device=device, enable_timing=True))
         self._spare: list[Arrival] = []
 
@@ -100,4 +103,8 @@ class HostMoment:
 
 def queue_of(device: torch.device, rows: int) -> Queue:
     """Of a runner's device, for tensors of so many rows at most."""
-    return Queue(device, rows, (lambda: HostMoment(time.perf_counter)) if device.type == "cpu" else None)
+    if device.type == "cpu":
+        return Queue(device, rows, lambda: HostMoment(time.perf_counter))
+    from vllm.utils.platform_utils import is_pin_memory_available
+
+    return Queue(device, rows, pinned=is_pin_memory_available())

@@ -1,0 +1,1 @@
+"""What `ascend_ops` is made of."""
