@@ -24,7 +24,6 @@ _VIEWS = (
     *(_aten.as_strided.default, _aten.view.default, _aten._reshape_alias.default, _aten.unfold.default),
     *(_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset),
 )
-_COPIES = {_aten._copy_from.default, _aten._copy_from_and_resize.default}
 
 
 @contextmanager
@@ -47,6 +46,7 @@ def register() -> list[torch.library.Library]:
         "empty_strided": _empty_strided,
         "resize_": _resize,
         "_to_copy": _to_copy,
+        "copy_": _copy,
     }.items():
         aten.impl(name, function, "PrivateUse1")
     every.fallback(_compute, "PrivateUse1")
@@ -85,6 +85,13 @@ def _resize(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> to
         to_host(fresh).view(-1)[:kept] = to_host(tensor).reshape(-1)[:kept]
     put = _aten.set_.source_Storage_storage_offset
     put.redispatch(_HOST_KEYS, tensor, fresh.untyped_storage(), 0, fresh.size(), fresh.stride())
+    return tensor
+
+
+def _copy(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    _tell(_aten.copy_.default)
+    here, there = (to_host(each) if on_device(each) else each for each in (tensor, source))
+    here.copy_(there)
     return tensor
 
 
@@ -146,9 +153,6 @@ def _compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     call = _Call()
     with torch._C.DisableTorchFunctionSubclass():  # parameters are of classes of vLLM's
         lowered, named = call.lower(args), {name: call.lower(value) for name, value in kwargs.items()}
-        if op in _COPIES:
-            lowered[1].copy_(lowered[0])
-            return args[1]
         if call.own and call.strangers:
             raise RuntimeError(
                 f"{op}: Expected all tensors to be on the same device, but found at least two devices, "

@@ -65,4 +65,5 @@ class Engram(nn.Module):
         weighted = (x * weight * key).sum(dim=-1)
         norms = torch.rsqrt(x.square().mean(-1) + self.eps) * torch.rsqrt(key.square().mean(-1) + self.eps)
         dot = weighted * norms * self.hidden**-0.5
-        return torch.sigmoid(torch.copysign(dot.abs().clamp_min(MIN_DOT).sqrt(), dot))
+        size = dot.abs().clamp_min(MIN_DOT).sqrt()
+        return torch.sigmoid(torch.where(dot < 0, -size, size))  # NPUs have no copysign
