@@ -35,6 +35,8 @@ PAGE_OF = {
     "deepinfer_vllm/spec_decode": "dspark",
     "deepinfer_vllm/training": "dspark",
     "deepinfer_vllm/evaluation": "evaluation",
+    "deepinfer_vllm/platforms": "ascend",
+    "deepinfer_vllm/platforms/tilelang": "ascend-kernels",
 }
 
 

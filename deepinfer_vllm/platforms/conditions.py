@@ -163,7 +163,7 @@ ENGINE = (
         "no decode context parallelism",
         ASCEND,
         "every release",
-        "vllm-ascend#10001",
+        "vllm-ascend#12622",
         _size("--decode-context-parallel-size", lambda facts: facts.decode_context_parallel),
     ),
     EngineCondition(
@@ -174,7 +174,7 @@ ENGINE = (
         _size("--prefill-context-parallel-size", lambda facts: facts.prefill_context_parallel),
     ),
     EngineCondition("64 or 128 query heads a rank", ASCEND, "every release", "recipes#948", _local_heads),
-    EngineCondition("no EPLB with MXFP4 experts", ASCEND | PORTABLE, "every release", "vllm-ascend#7157", _eplb),
+    EngineCondition("no EPLB with MXFP4 experts", ASCEND | PORTABLE, "every release", "vllm-ascend#16351", _eplb),
     EngineCondition(
         f"no KV transfer, but for the portable model the store's {CONNECTOR}",
         ASCEND | PORTABLE,

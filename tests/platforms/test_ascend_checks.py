@@ -111,7 +111,7 @@ BROKEN: list[tuple[set[Implementation], dict[str, Any], str]] = [
     ),
     (THEIRS, {}, "vllm-ascend's own V4.1 on A5 (must be the portable one, DEEPINFER_VLLM_MODEL=portable"),
     (THEIRS, {"pipeline_parallel": 2}, "--pipeline-parallel-size=2 (must be 1; vllm-ascend#10061)"),
-    (THEIRS, {"decode_context_parallel": 4}, "--decode-context-parallel-size=4 (must be 1; vllm-ascend#10001)"),
+    (THEIRS, {"decode_context_parallel": 4}, "--decode-context-parallel-size=4 (must be 1; vllm-ascend#12622)"),
     (THEIRS, {"prefill_context_parallel": 2}, "--prefill-context-parallel-size=2 (must be 1; vllm-ascend#16375)"),
     (
         THEIRS,
@@ -207,7 +207,7 @@ def test_experts_that_are_widened_are_not_mxfp4(configured: dict[str, Any]) -> N
     assert packed["error"] == widened["error"] == ""
     assert packed["problems"] == [
         "--enable-eplb with MXFP4 experts (must be off or their weights widened, DEEPINFER_VLLM_WEIGHTS=bf16; "
-        "vllm-ascend#7157)"
+        "vllm-ascend#16351)"
     ]
     assert widened["problems"] == []
 
@@ -235,3 +235,16 @@ def test_patches_for_another_vllm_are_one_sentence(configured: dict[str, Any]) -
         f"{version('torch')}; Ascend/pytorch#105), vllm-ascend built for A3 (must be built for A5, the Ascend 950; "
         "vllm-ascend#16375). It says: No module named 'vllm.entrypoints.gone'"
     )
+    assert configured["patches that fail though all fits"]["error"] == (
+        "RuntimeError: vllm-ascend cannot be used here: it changes a vLLM that is not this one. It says: "
+        "No module named 'vllm.entrypoints.gone'"
+    )
+
+
+@pytest.mark.vllm
+def test_kernels_are_put_in_place_where_cann_is_and_through_vllms_hook_alone(configured: dict[str, Any]) -> None:
+    portable, ours = "deepinfer_vllm.models.deepseek_v41.mhc", "deepinfer_vllm.platforms.tilelang.delayed_mhc"
+    assert {name: answer["kernel"] for name, answer in configured.items() if answer["kernel"]} == {
+        "CANN with TileLang": ours,
+        "CANN without TileLang": portable,
+    }
