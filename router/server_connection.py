@@ -128,6 +128,7 @@ class ServerConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         exchange = self._exchange
         if exchange is None:
+            self._transport.flush()  # an answer that waits for the turn's end: the transport closes when this returns
             return False
         if not self._server.limits.half_close:
             self._transport.abort()  # and not after what is still to be sent

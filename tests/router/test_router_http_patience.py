@@ -131,6 +131,28 @@ def test_half_closed_clients(half_close: bool) -> None:
     case(run, limits=Limits(half_close=half_close))
 
 
+@pytest.mark.parametrize("half_close", [False, True])
+def test_a_client_that_shuts_its_side_just_after_its_answer_gets_it(half_close: bool) -> None:
+    """The end of what it sends is read in the turn in which the answer is given, of which it is written at the end."""
+
+    async def run(proxy: Proxy) -> None:
+        async def handler(exchange: Exchange) -> None:
+            proxy.server.turn.at_once = 0
+            exchange.respond(200, [], b"whole")
+            client.shutdown(socket.SHUT_WR)
+
+        proxy.server.handler = handler
+        with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+            client.sendall(request())
+            client.setblocking(False)
+            pieces = []
+            while piece := await asyncio.wait_for(proxy.server.loop.sock_recv(client, 1 << 16), WAIT_S):
+                pieces.append(piece)
+        assert b"".join(pieces).endswith(b"whole")
+
+    case(run, limits=Limits(half_close=half_close))
+
+
 def test_a_stalled_stream_is_given_up_between_events() -> None:
     """vllm#41530, vllm#40926: HTTP is up and no token comes."""
 
