@@ -86,6 +86,27 @@ def test_cann_is_where_the_loader_looks(where: str, tmp_path: Path, monkeypatch:
     assert find_stack([], tmp_path).cann
 
 
+def test_what_cannot_be_read_is_not_there(site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process of vLLM looks, and most are of users who have nothing to do with NPUs."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/" + "x" * 300)  # as one that may not be entered: no `exists` answers
+    garbage = {
+        "etc/ld.so.conf": b"# f\xfcr\n/" + b"y" * 300,
+        "sys/class/ubcore/udma0/device/ub_totalues": b"\xff\xfe",
+        "sys/class/ubcore/udma1/device/ub_totalues": b"9" * 10_000,
+    }
+    for name, said in garbage.items():
+        touch(tmp_path, name)
+        (tmp_path / name).write_bytes(said)
+    (tmp_path / "sys/class/ubcore/udma2/device/ub_totalues").mkdir(parents=True)
+    (tmp_path / "dev/davinci0").mkdir(parents=True)
+    for package in ("vllm-ascend", "vllm"):
+        site.install(package, "0.32.0", {f"{package.replace('-', '_')}/__init__.py": ""})
+        [metadata] = site.path.glob(f"{package.replace('-', '_')}-*.dist-info/METADATA")
+        metadata.write_bytes(b"Name: \xff\nVersion: 0.32.0\n")
+    (site.path / "vllm_ascend/_build_info.py").write_bytes(b"\xff\xfe")
+    assert find_stack([str(site.path)], tmp_path) == AscendStack()
+
+
 def altered(**changes: object) -> AscendStack:
     return AscendStack(**{**vars(COMPLETE), **changes})  # type: ignore[arg-type]
 
