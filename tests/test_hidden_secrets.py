@@ -49,6 +49,16 @@ def test_no_secrets(name: str) -> None:
         (["--bench", f"--x --header Authorization={KEY}"], ["--bench", "--x --header 'Authorization=***'"]),
         (["--bench", f"--header Authorization={KEY}"], ["--bench", "--header 'Authorization=***'"]),
         ([f"--serve=m --api-key {KEY}"], ["--serve=m --api-key '***'"]),
+        (["--serve", f"m 'a --api-key {KEY}"], ["--serve", shlex.join(["m", "'a", "--api-key", HIDDEN])]),
+        (["--extra-headers", f"Authorization: Bearer {KEY}"], ["--extra-headers", HIDDEN]),
+        (["-H", f"Authorization: Bearer {KEY}"], ["-H", f"Authorization: {HIDDEN}"]),
+        ([f"-HAuthorization: Bearer {KEY}"], [f"-HAuthorization: Bearer {HIDDEN}"]),
+        (["sh", "-c", f"curl -H 'x-api-key:{KEY}' h"], ["sh", "-c", f"curl -H 'x-api-key:{HIDDEN}' h"]),
+        ([f"--url=http://h/v1?a=b&api_key={KEY}#c"], [f"--url=http://h/v1?a=b&api_key={HIDDEN}#c"]),
+        ([f"http://me:with@{KEY}@host/a@b"], [f"http://{HIDDEN}@host/a@b"]),
+        (["--x", f'a={{"api_key": "{KEY}"}}'], ["--x", 'a={"api_key": "***"}']),
+        (["--x", f'{{"a": ["--api-key", "{KEY}"]}}'], ["--x", '{"a": ["--api-key", "***"]}']),
+        (["--x", f'{{"a": "m --hf-token={KEY}"}}'], ["--x", """{"a": "m '--hf-token=***'"}"""]),
     ],
 )
 def test_values_are_hidden_wherever_they_stand(given: list[str], kept: list[str]) -> None:
@@ -81,6 +91,12 @@ def test_any_words_come_to_an_end_and_only_secrets_change(words: list[str]) -> N
         assert found == words
     hidden_line(" ".join(words))
     assert shlex.split(shlex.join(found)) == found
+
+
+def test_json_of_any_depth_comes_to_an_end() -> None:
+    for depth in (100, 300, 600, 900, 100_000):
+        nested = "[" * depth + "]" * depth
+        assert hidden_words(["--x", nested]) == ["--x", nested]
 
 
 def test_settings_keep_their_form() -> None:
