@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -9,6 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,3 +138,63 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path, kind: str) -> N
     with pytest.raises(OSError, match="no regular file"):
         rewrite(path, told("a test"))
     assert list(tmp_path.iterdir()) == [path] and not path.is_file()
+
+
+def test_what_a_link_names_is_replaced_and_not_the_link(tmp_path: Path) -> None:
+    """Two names of a file have one lock."""
+    shared, link = tmp_path / "shared/costs.json", tmp_path / "own.json"
+    shared.parent.mkdir()
+    link.symlink_to(shared)
+    rewrite(link, told("by its link"))
+    assert link.is_symlink() and read_step_table(shared).sources == {"full": "by its link"}
+    with costs_file._turn(shared), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs_file, "PATIENCE_SECONDS", 0.05)
+        with pytest.raises(TimeoutError):
+            rewrite(link, told("meanwhile"))
+
+
+def test_only_drafts_are_cleared_away(tmp_path: Path) -> None:
+    path, others = (
+        tmp_path / "costs.json",
+        [".costs.json-backup", ".costs.json-0123456789abcdef0", "x-0123456789abcdef"],
+    )
+    for name in (*others, ".costs.json-0123456789abcdef"):
+        (tmp_path / name).touch()
+    rewrite(path, told("a test"))
+    assert {file.name for file in tmp_path.iterdir()} == {"costs.json", ".costs.json.lock", *others}
+
+
+def test_without_locks_it_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some clusters' file systems. Another's draft is left then: its writer may be at it."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path, draft = tmp_path / "costs.json", tmp_path / ".costs.json-0123456789abcdef"
+    draft.touch()
+    rewrite(path, told("a test"))
+    assert read_step_table(path).sources == {"full": "a test"} and draft.exists()
+
+
+def test_a_lock_of_another_user_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened = tmp_path / "costs.json", os.open
+
+    def mine_to_read(file: Any, flags: int, *more: Any, **named: Any) -> int:
+        if str(file).endswith(".lock") and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return opened(file, flags, *more, **named)
+
+    rewrite(path, told("theirs"))
+    monkeypatch.setattr(os, "open", mine_to_read)
+    rewrite(path, told("mine"))
+    assert read_step_table(path).sources == {"full": "mine"}
+    monkeypatch.setattr(costs_file, "PATIENCE_SECONDS", 0.05)
+    with costs_file._turn(path), pytest.raises(TimeoutError):
+        rewrite(path, told("meanwhile"))
+
+
+def test_a_pipe_in_place_of_the_lock_holds_up_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".costs.json.lock")
+    with pytest.raises(OSError, match="is no regular file"):
+        rewrite(tmp_path / "costs.json", told("a test"))
