@@ -18,7 +18,7 @@ from deepinfer_vllm.doctor.plugin import (
     check_registered,
     check_variables,
 )
-from deepinfer_vllm.doctor.probe import Outcome, import_modules
+from deepinfer_vllm.doctor.probe import Outcome, import_modules, probe_vllm
 from deepinfer_vllm.doctor.report import as_table, to_json, worst
 from deepinfer_vllm.doctor.vllm_distribution import VllmDistributions, check_distribution, check_metadata
 from fake_site import FakeSite
@@ -134,6 +134,18 @@ def test_probe_of_modules() -> None:
     outcomes = import_modules(sys.executable, ["json", "no_such_module"])
     assert outcomes["json"].ok
     assert outcomes["no_such_module"] == Outcome(False, "ModuleNotFoundError: No module named 'no_such_module'")
+
+
+def test_what_needs_vllm_is_not_tried_once_it_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second import would fail at what the first has left behind, and its message would mislead."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text("raise ImportError('libhccl.so')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    first, *others = probe_vllm(sys.executable).values()
+    assert first == Outcome(False, "ImportError: libhccl.so")
+    assert others == [Outcome(False, "NotTried: vllm cannot be imported")] * 5
 
 
 def test_a_probe_that_crashes_is_an_outcome(tmp_path: Path) -> None:

@@ -22,13 +22,12 @@ def check_ascend(environment: Environment) -> Check:
     try:
         mode = envs.DEEPINFER_VLLM_ASCEND
     except ValueError:
-        return Check(NAME, Status.FAIL, "not known without DEEPINFER_VLLM_ASCEND", "see the rows above")
+        return Check(NAME, Status.FAIL, "not known without DEEPINFER_VLLM_ASCEND", "see the row of our variables")
     paths = None if environment == Environment.current() else [str(path) for path in environment.paths]
     stack = find_stack(paths)
     activation = _past_the_plugin(decide(mode, stack, stock_loads(points)))
     if activation.route is Route.DORMANT:
-        status = Status.WARN if activation.notable else Status.OK
-        return Check(NAME, status, f"dormant ({activation.why})", activation.remedy)
+        return _check_dormant(activation, stack)
     return _check_active(activation, stack)
 
 
@@ -42,6 +41,15 @@ def _past_the_plugin(activation: Activation) -> Activation:
     if not let_through(PLUGIN):
         return Activation(Route.DORMANT, f"VLLM_PLUGINS leaves {PLUGIN} out", f"add {PLUGIN} to it", notable=True)
     return activation
+
+
+def _check_dormant(activation: Activation, stack: AscendStack) -> Check:
+    found = f"dormant ({activation.why})"
+    if stack.torch_npu and not stack.cann and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
+        uninstall = "uninstall torch-npu, or use vllm-ascend's container: docs/ascend.md"
+        remedy = f"source {stack.cann_setup}" if stack.cann_setup else uninstall
+        return Check(NAME, Status.WARN, f"{found}; torch-npu without CANN breaks `import torch`", remedy)
+    return Check(NAME, Status.WARN if activation.notable else Status.OK, found, activation.remedy)
 
 
 def _check_active(activation: Activation, stack: AscendStack) -> Check:

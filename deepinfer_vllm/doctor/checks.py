@@ -30,6 +30,7 @@ def run_checks(environment: Environment) -> list[Check]:
         check_distribution(found),
         check_metadata(found),
         *check_companions(find_companions(environment)),
+        check_ascend(environment),
         check_probe("import vllm", probe["import vllm"]),
         check_probe("vllm.LLM", probe["from vllm import LLM"]),
         check_probe("vLLM platform", probe["platform"]),
@@ -40,7 +41,6 @@ def run_checks(environment: Environment) -> list[Check]:
         check_registered(probe["plugins"]),
         check_model_class(probe["model"], probe["platform"]),
         *check_libraries(environment, kind),
-        check_ascend(environment),
         check_pictures(environment),
     ]
 

@@ -15,13 +15,15 @@ answers = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
 
 
-def stage(name: str, action: Callable[[], str]) -> None:
+def stage(name: str, action: Callable[[], str]) -> bool:
+    """Answer with what `action` says; whether it raised nothing."""
     try:
         answer = {"stage": name, "ok": True, "text": action()}
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]
         answer = {"stage": name, "ok": False, "text": f"{type(error).__name__}: {lines[0]}"[:300]}
     print(json.dumps(answer), file=answers)
+    return bool(answer["ok"])
 
 
 def version(module: str) -> str:
@@ -62,17 +64,32 @@ def model() -> str:
     return f"{registered.module_name}:{registered.class_name}"
 
 
+def not_tried() -> str:
+    raise NotTried("vllm cannot be imported")  # a second try would fail at what the first has left behind
+
+
+class NotTried(Exception):
+    """What a stage needs has failed."""
+
+
+STAGES = {
+    "from vllm import LLM": import_llm,
+    "platform": platform,
+    "runner": runner,
+    "plugins": plugins,
+    "model": model,
+}
+"""In this order, after vllm has been imported."""
+
+
 def main(mode: str, *modules: str) -> None:
     if mode == "import":
         for name in modules:
             stage(name, partial(version, name))
         return
-    stage("import vllm", partial(version, "vllm"))
-    stage("from vllm import LLM", import_llm)
-    stage("platform", platform)
-    stage("runner", runner)
-    stage("plugins", plugins)
-    stage("model", model)
+    imported = stage("import vllm", partial(version, "vllm"))
+    for name, action in STAGES.items():
+        stage(name, action if imported else not_tried)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ from deepinfer_vllm.doctor.check import Status
 from deepinfer_vllm.platforms import detection
 from fake_site import FakeSite
 
+BREAKS = "; torch-npu without CANN breaks `import torch`"
+
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file system of a machine with an NPU and CANN, and no variables set."""
-    for name in ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE", "LD_LIBRARY_PATH", "DEEPINFER_VLLM_ASCEND"):
+    variables = ("DEEPINFER_VLLM_ASCEND", "VLLM_PLUGINS", "VLLM_TARGET_DEVICE")
+    for name in (*variables, "LD_LIBRARY_PATH", "TORCH_DEVICE_BACKEND_AUTOLOAD"):
         monkeypatch.delenv(name, raising=False)
     root = make_machine(tmp_path / "root", DEVICE, CANN)
     monkeypatch.setattr(detection, "ROOT", root)
@@ -94,10 +97,24 @@ def test_half_of_a_stack(site: FakeSite, machine: Path) -> None:
     (machine / "usr/lib/libhccl.so").unlink()
     whole = type(site.environment)(site.environment.python, (site.path.parent / "whole",))
     row = check_ascend(whole)
-    assert row.found == "dormant (the loader does not find CANN's libhccl.so, which torch-npu needs)"
+    assert row.found == f"dormant (the loader does not find CANN's libhccl.so, which torch-npu needs){BREAKS}"
     (machine / "dev/davinci0").unlink()
     row = check_ascend(whole)
     assert row.status == Status.WARN and row.found.startswith("dormant (no NPU: neither /dev/davinciN nor ")
+    assert row.found.endswith(BREAKS) and row.remedy.startswith("uninstall torch-npu, or use vllm-ascend's container")
+
+
+def test_torch_npu_alone(site: FakeSite, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_ours(site)
+    install_torch_npu(site)
+    for file in ("usr/lib/libhccl.so", "dev/davinci0"):
+        (machine / file).unlink()
+    row = check_ascend(site.environment)
+    assert (row.status, row.found) == (Status.WARN, f"dormant (not installed: vllm-ascend){BREAKS}")
+    make_machine(machine, "usr/local/Ascend/cann/set_env.sh")
+    assert check_ascend(site.environment).remedy == "source /usr/local/Ascend/cann/set_env.sh"
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # torch then leaves it alone
+    assert check_ascend(site.environment).found == "dormant (not installed: vllm-ascend)"
 
 
 def test_nobody_else_notices(site: FakeSite, machine: Path) -> None:
