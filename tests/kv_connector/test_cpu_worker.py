@@ -1,65 +1,20 @@
 """Copies between engine blocks and host rows without an accelerator."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
-from vllm.v1.kv_offload.base import (
-    CanonicalKVCacheRef,
-    CanonicalKVCaches,
-    CanonicalKVCacheTensor,
-    GPULoadStoreSpec,
-)
+from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
-from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
-from deepinfer_vllm.kv_connector.cpu_worker import CpuOffloadingWorker
-
-BLOCKS, CHUNKS = 12, 8
-PAGES = (96, 40)
-"""Page bytes of two tensors: the first group's layers have one in each, the second's uses 72 bytes of the first's."""
-
-Worker = Callable[..., CpuOffloadingWorker]
-
-
-def caches(seed: int) -> CanonicalKVCaches:
-    """Random pages; the second tensor's lie apart, as in packed layouts (vllm#53607)."""
-    drawn = torch.Generator().manual_seed(seed)
-    packed = torch.randint(-128, 128, (BLOCKS, PAGES[1] + 24), dtype=torch.int8, generator=drawn)
-    tensors = [
-        torch.randint(-128, 128, (BLOCKS, PAGES[0]), dtype=torch.int8, generator=drawn),
-        packed[:, : PAGES[1]],
-    ]
-    groups = [
-        [CanonicalKVCacheRef(0, PAGES[0]), CanonicalKVCacheRef(1, PAGES[1])],
-        [CanonicalKVCacheRef(0, 72)],
-    ]
-    return CanonicalKVCaches([CanonicalKVCacheTensor(t, t.shape[1]) for t in tensors], groups)
+from kv_connector.block_copies import BLOCKS, CHUNKS, PAGES, Worker, caches, pages, workers
 
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    """worker(caches, blocks_per_chunk, engine_id, rank=0, ranks=1): regions are removed after the test."""
-    made: list[CpuOffloadingWorker] = []
-
-    def make(
-        kv_caches: CanonicalKVCaches, blocks_per_chunk: int, engine_id: str, rank: int = 0, ranks: int = 1
-    ) -> CpuOffloadingWorker:
-        row = -(-sum(PAGES) * blocks_per_chunk * ranks // 4096) * 4096
-        region = SharedOffloadRegion(engine_id, CHUNKS, rank, row, sum(PAGES) * blocks_per_chunk)
-        made.append(CpuOffloadingWorker(kv_caches, blocks_per_chunk, region))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.shutdown()
-
-
-def pages(kv_caches: CanonicalKVCaches, group: int, block: int) -> list[bytes]:
-    refs = kv_caches.group_data_refs[group]
-    return [kv_caches.tensors[r.tensor_idx].tensor[block, : r.page_size_bytes].numpy().tobytes() for r in refs]
+    with workers() as make:
+        yield make
 
 
 @pytest.mark.parametrize(("per_chunk", "index"), [(1, 0), (1, 5), (2, 0), (2, 1), (3, 4)])

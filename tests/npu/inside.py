@@ -38,8 +38,9 @@ def run_inside(folder: Path, *command: str, plugins: dict[str, str] | None = Non
     return done.stdout
 
 
-def run_cases(folder: Path, cases: str, **environment: str) -> str:
-    """The tests of a file here, each of which must pass."""
-    said = run_inside(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/npu/{cases}", **environment)
+def run_cases(folder: Path, *cases: str, **environment: str) -> str:
+    """The tests of files here, each of which must pass."""
+    files = [f"tests/npu/{each}" for each in cases]
+    said = run_inside(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, **environment)
     assert " passed" in said and "skipped" not in said
     return said

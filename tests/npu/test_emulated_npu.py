@@ -35,8 +35,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.vllm
 def test_engines(tmp_path: Path, llama: dict[str, str]) -> None:
-    """A llama, V4.1 with its store, and DSpark: all on the device, with the answers of the CPU."""
-    run_cases(tmp_path, "engine_cases.py", **llama)
+    """A llama, V4.1 with images, its store and DSpark: all on the device, with the answers of the CPU."""
+    run_cases(tmp_path, "worker_cases.py", "engine_cases.py", **llama)
 
 
 @pytest.mark.vllm
