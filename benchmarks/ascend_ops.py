@@ -122,7 +122,7 @@ def page(results: dict[str, Any]) -> str:
         for name, met in walked.items()
     ]
     lines = [
-        "# Operations of V4.1 and DSpark, and torch_npu's registrations",
+        "# Operations of V4.1, its tower and DSpark, and torch_npu's registrations",
         "",
         f"`{results['command']}`, {results['date']}, commit {results['commit']}. torch_npu {results['torch_npu']} over",
         f"{len(stubs)} stub libraries with {sum(stubs.values())} symbols for CANN's: nothing ran on an NPU.",

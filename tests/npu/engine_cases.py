@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from vllm.platforms import current_platform
 
@@ -14,7 +15,8 @@ from deepinfer_vllm.checkpoint.backends import EngineBackend
 from deepinfer_vllm.models.deepseek_v41.cache import PagedCache
 from engine.harness import GOLDEN, golden_prompts, model_of
 from engine.kvstore import ask, engine_on, finish_stores, tier_of
-from engine.test_dspark import COUNT, make_case, start
+from engine.test_dspark import COUNT, Case, accepted, make_case, start
+from engine.test_images import SMALL, generate, mixed_questions, write_oracle
 
 NPU = torch.device("npu", 0)
 
@@ -66,16 +68,44 @@ def test_v41_with_its_store(tmp_path: Path) -> None:
         assert stats.hits > 0 and not stats.misses
 
 
-def test_dspark(tmp_path: Path) -> None:
-    """The target's answers, with a budget of drafts as on any device that is not the host."""
-    case = make_case(tmp_path)
+def test_v41_with_images(tmp_path: Path) -> None:
+    """The reference's answers, with the tower on the device and prompts cut inside images."""
+    oracle, questions = write_oracle(tmp_path / "seeing"), mixed_questions()[:3]
+    backend = EngineBackend(oracle.directory, "float32", "plain", runner="V1", max_num_batched_tokens=40, **SMALL)
+    try:
+        assert_all_there(model_of(backend))
+        oracle.check(generate(backend, questions), questions)
+    finally:
+        backend.close()
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("dspark"))
+
+
+def test_dspark_with_every_draft(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's answers, with drafts that the device has drawn and that stand and fall."""
+    monkeypatch.setenv("DEEPINFER_VLLM_DSPARK_BUDGET", "fixed")
     backend = start(case, runner="V2")
     try:
         runner = runner_of(backend)
         assert_all_there(model_of(backend))
         assert_all_there(runner.speculator.model)
-        assert type(runner.adaptive_verification).__qualname__ == "DelayedVerifier"
+        assert runner.adaptive_verification is None
         assert [found.ids for found in backend.generate_many(case.prompts, COUNT, logits=False)] == case.answers
-        # What drafts cost on this device says nothing, so whether it has any drawn is left open.
+        drafted, stood = accepted(backend)
+        assert 0.3 * drafted < stood < 0.9 * drafted
+    finally:
+        backend.close()
+
+
+def test_dspark_with_a_budget(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's answers. What drafts cost on this device says nothing, so whether any are drawn is left open."""
+    monkeypatch.delenv("DEEPINFER_VLLM_DSPARK_BUDGET", raising=False)
+    backend = start(case, runner="V2")
+    try:
+        assert type(runner_of(backend).adaptive_verification).__qualname__ == "DelayedVerifier"
+        assert [found.ids for found in backend.generate_many(case.prompts, COUNT, logits=False)] == case.answers
     finally:
         backend.close()

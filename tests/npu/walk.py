@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from deepinfer_vllm.checkpoint.backends import BareBackend, EngineBackend
+from deepinfer_vllm.checkpoint.topology import random_config
+from deepinfer_vllm.checkpoint.vision import VisionConfig
+from deepinfer_vllm.checkpoint.writer import write_checkpoint
 from deepinfer_vllm.models.deepseek_v41.dspark import DSparkV41DraftModel
 from deepinfer_vllm.models.deepseek_v41.model import DeepseekV41ForCausalLM
-from engine.harness import GOLDEN, golden_prompts
-from engine.test_dspark import Case, make_case, start
+from engine.harness import GOLDEN, golden_prompts, sample
+from engine.test_dspark import COUNT, Case, accepted, make_case, start
+from images import noise
 from npu import kernels
 from npu.memory import on_device
 
@@ -74,13 +80,15 @@ class Walk(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def entered(walk: Walk) -> Iterator[None]:
-    """Walk what vLLM's runner has the models compute."""
+def entered(walk: Walk) -> Iterator[Counter[tuple[type, str]]]:
+    """Walk what vLLM's runner has the models compute; gives how often it came in by each of the entrances."""
+    times: Counter[tuple[type, str]] = Counter()
     originals = {(cls, name): getattr(cls, name) for cls, names in ENTRANCES.items() for name in names}
 
-    def walked(method: Callable[..., Any]) -> Callable[..., Any]:
+    def walked(entrance: tuple[type, str], method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
+            times[entrance] += 1
             with walk:
                 return method(*args, **kwargs)
 
@@ -88,8 +96,8 @@ def entered(walk: Walk) -> Iterator[None]:
 
     try:
         for (cls, name), method in originals.items():
-            setattr(cls, name, walked(method))
-        yield
+            setattr(cls, name, walked((cls, name), method))
+        yield times
     finally:
         for (cls, name), method in originals.items():
             setattr(cls, name, method)
@@ -106,14 +114,35 @@ def walk_bare(walk: Walk, name: str, dtype: str, numerics: str) -> None:
         backend.close()
 
 
-def walk_engine(walk: Walk, case: Case) -> None:
-    """Several requests at once and their drafts, as vLLM's runner V2 drives them, sampled and greedy."""
-    backend: EngineBackend = start(case, runner="V2")
+def walk_images(walk: Walk, directory: Path, dtype: str) -> None:
+    """The tower and the aligner, and a prompt with two images."""
+    from vllm.models.deepseek_v41.common.mm_preprocess import DeepseekV4VLProcessor
+
+    backend = BareBackend(directory, dtype, "plain")
+    model = backend._model
     try:
-        with entered(walk):
-            backend.generate_many(case.prompts, 8, logits=False)
+        config = model.vllm_config.model_config.hf_config
+        processed = DeepseekV4VLProcessor(config)(images=[noise(100, 60), noise(33, 90, seed=1)])
+        with walk, torch.inference_mode():
+            spans = model.model.embed_multimodal(**processed)
+            model.prefill(torch.tensor([5, *[config.image_token_id] * sum(map(len, spans)), 9]), images=spans)
     finally:
         backend.close()
+
+
+def walk_engine(walk: Walk, case: Case) -> None:
+    """Several requests at once, greedy and sampled, as vLLM's runner V2 drives them, with the drafts of each step."""
+    os.environ["DEEPINFER_VLLM_DSPARK_BUDGET"] = "fixed"  # a budget draws some or none, by the clock
+    backend: EngineBackend = start(case, runner="V2")
+    try:
+        with entered(walk) as times:
+            answers = [found.ids for found in backend.generate_many(case.prompts, COUNT, logits=False)]
+            drafted, stood = accepted(backend)
+            sample(backend, case.prompts, 8)
+    finally:
+        backend.close()
+    assert answers == case.answers and 0 < stood < drafted, f"{stood} of {drafted} drafts stood"
+    assert all(times[cls, name] for cls, names in ENTRANCES.items() for name in names), times
 
 
 def main() -> None:
@@ -123,7 +152,13 @@ def main() -> None:
         print(*each, file=sys.stderr, flush=True)
         walk_bare(walk, *each)
     with tempfile.TemporaryDirectory() as folder:
-        walk_engine(walk, make_case(Path(folder)))
+        seeing, drafting = Path(folder, "seeing"), Path(folder, "drafting")
+        write_checkpoint(seeing, random_config(7, vision=VisionConfig()), seed=1)
+        for dtype in ("float32", "bfloat16"):
+            print("images", dtype, file=sys.stderr, flush=True)
+            walk_images(walk, seeing, dtype)
+        print("drafts", file=sys.stderr, flush=True)
+        walk_engine(walk, make_case(drafting))
     print(json.dumps(walk.report()))
 
 

@@ -148,7 +148,9 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3, images.SeesImages, Balan
         """vLLM's hook: [T] to [T, hidden], with the places that `is_multimodal` [T] marks taken from the images."""
         embeds = self.embed(input_ids)
         if multimodal_embeddings:
-            embeds[is_multimodal] = torch.cat(list(multimodal_embeddings)).to(embeds.dtype)
+            assert is_multimodal is not None
+            places = is_multimodal.nonzero().squeeze(1)  # on the host, where vLLM makes the mask: nobody waits
+            embeds[places.to(embeds.device)] = torch.cat(list(multimodal_embeddings)).to(embeds.dtype)
         return embeds
 
     def forward(
