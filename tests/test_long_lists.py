@@ -1,4 +1,4 @@
-"""Requests with lists that runner V2's worker has no room for."""
+"""Requests with lists, seeds and lengths that workers have no room for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def engine(*, v2: bool = True) -> Any:
-    return SimpleNamespace(vllm_config=SimpleNamespace(use_v2_model_runner=v2))
+    model_config = SimpleNamespace(max_model_len=512)
+    return SimpleNamespace(vllm_config=SimpleNamespace(use_v2_model_runner=v2, model_config=model_config))
 
 
 def words(count: int, tokens: int) -> Any:
@@ -73,3 +74,30 @@ def test_words_by_number_and_by_tokens(process: Any, count: int, tokens: int, fo
 
     with pytest.raises(VLLMValidationError, match=f"bad_words comes to {found} entries"):
         process(engine(), words(count, tokens))
+
+
+@pytest.mark.parametrize("v2", [True, False])
+def test_seeds_are_numbers_of_64_bits(process: Any, v2: bool) -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    least, most = -(1 << 63), (1 << 63) - 1 if v2 else (1 << 64) - 1  # torch takes more than an array does
+    for seed in (None, 0, least, most):
+        assert process(engine(v2=v2), SamplingParams(seed=seed)).sampling_params.seed == seed
+    for seed in (least - 1, most + 1):
+        with pytest.raises(VLLMValidationError, match=f"seed={seed} must be {least} to {most}: "):
+            process(engine(v2=v2), SamplingParams(seed=seed))
+    process(engine(v2=v2), SamplingParams(seed=most - 2, n=3))
+    with pytest.raises(VLLMValidationError, match=f"seed={most - 1} must be {least} to {most - 2} for n=3: "):
+        process(engine(v2=v2), SamplingParams(seed=most - 1, n=3))
+
+
+def test_no_answer_is_longer_than_the_model(process: Any) -> None:
+    """V2 adds the prompt's to them, in 32 bits."""
+    from vllm import SamplingParams
+
+    for given, kept in ((1 << 40, 512), (513, 512), (512, 512), (7, 7)):
+        params = process(engine(), SamplingParams(max_tokens=given, min_tokens=given)).sampling_params
+        assert (params.max_tokens, params.min_tokens) == (kept, kept)
+    params = process(engine(v2=False), SamplingParams(max_tokens=1 << 40)).sampling_params
+    assert params.max_tokens == 1 << 40

@@ -13,7 +13,7 @@
 | `hook_connector_config` | 0.32, 0.33 | connectors are made after the weights are loaded | vLLM asks them before |
 | `hook_runner` | 0.32, 0.33, runner V1 | metadata lacks prompt logprobs and hit starts | runner V1 is gone |
 | `spare_cpu_kernels` | 0.32, 0.33, CPU | batch invariance replaces torch's by Triton kernels | it asks for Triton |
-| `refuse_what_workers_cannot_hold` | 0.32, 0.33, runner V2 | lists too long for it end the engine | it looks before |
+| `refuse_what_workers_cannot_hold` | 0.32, 0.33 | long lists, numbers of too many bits end engines | it looks before |
 | `drop_logprobs_of_padding` | 0.32, 0.33, runner V2 | prompt logprobs have rows of padding | it leaves them out |
 | `list_lower_ids_first` | 0.32, 0.33 | which of equal logprobs are listed depends on the batch | vLLM breaks ties |
 | `limit_rows_by_themselves` | 0.32, 0.33 | a top-p of one request shows in rows of others | it takes rows apart |

@@ -1,13 +1,20 @@
-"""Sampling parameters with lists longer than runner V2 has room for, refused: its worker raises, which ends engines."""
+"""Sampling parameters that workers have no room for: they raise, which ends engines.
+
+Lists too long for runner V2, seeds that are no 64-bit numbers, and lengths that are no 32-bit ones.
+"""
 
 import functools
 from typing import Any
 
+_V1_SEEDS, _V2_SEEDS = range(-(1 << 63), 1 << 64), range(-(1 << 63), 1 << 63)
+
 
 def refuse_what_workers_cannot_hold() -> None:
-    """Answer a request whose lists of tokens runner V2 could not keep with status 400, as vLLM does other bad values.
+    """Answer a request whose lists of tokens runner V2 could not keep, or whose seed no runner, with status 400, as
+    vLLM does other bad values. `max_tokens` and `min_tokens` beyond the model's length are that: so they end anyway.
 
-    vLLM looks at their lengths in the worker only, in the middle of a step.
+    vLLM looks at lengths of lists in the worker only, in the middle of a step; at numbers where they come as JSON of
+    OpenAI's API, and nowhere if they come by `LLM` or with the tokens; nowhere at the seeds of several answers.
     """
     from vllm.v1.engine.input_processor import InputProcessor
 
@@ -18,15 +25,32 @@ def refuse_what_workers_cannot_hold() -> None:
     @functools.wraps(process)
     def process_and_check(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = process(self, *args, **kwargs)
-        if request.sampling_params is not None and self.vllm_config.use_v2_model_runner:
-            _check(request.sampling_params)
+        if (params := request.sampling_params) is not None:
+            v2 = self.vllm_config.use_v2_model_runner
+            _check_seeds(params.seed, params.n, _V2_SEEDS if v2 else _V1_SEEDS)
+            if v2:
+                _check_lists(params)
+                most = self.vllm_config.model_config.max_model_len
+                params.max_tokens, params.min_tokens = min(params.max_tokens, most), min(params.min_tokens, most)
         return request
 
     process_and_check.deepinfer_hooked = True  # type: ignore[attr-defined]
     InputProcessor.process_inputs = process_and_check
 
 
-def _check(params: Any) -> None:
+def _check_seeds(seed: int | None, answers: int, known: range) -> None:
+    """Each answer has the next one."""
+    from vllm.exceptions import VLLMValidationError
+
+    if seed is not None and (seed not in known or seed + answers - 1 not in known):
+        most = known[-1] - answers + 1
+        more = f" for n={answers}" if answers > 1 else ""
+        raise VLLMValidationError(
+            f"seed={seed} must be {known[0]} to {most}{more}: send another", parameter="seed", value=seed
+        )
+
+
+def _check_lists(params: Any) -> None:
     """Of parameters that are whole: end tokens and words by token are in them."""
     from vllm import envs
     from vllm.exceptions import VLLMValidationError
