@@ -148,7 +148,7 @@ def test_a_chunk_has_the_images_that_there_is_time_to_encode(
         images.append((at + gap, tokens))
         at += gap + tokens
     load = Load(decodes=decodes, context=1000)
-    plan = StepPlan(replace(SETTINGS, target_s=target_s, grid=1), COST, load)
+    plan = StepPlan(replace(SETTINGS, target_s=target_s, least_share=0.0, grid=1), COST, load)
     plan.add("another", 0, 1)
     room_s = plan.room_s
     found = plan.tokens(start, 3000, PLAIN, final=False, encoded=images)
