@@ -94,9 +94,12 @@ def test_the_router_before_a_server(
     router = Router(tmp_path, checkpoint, [server.url])
     with router.running(tmp_path / "router.log", timeout_seconds=120):
         client, model = demo.client_of(router.url)
-        demo.chat(client, model)
-        assert "tokens/s" in capsys.readouterr().out
-        counts = router.counts()
+        for _ in range(20):  # a busy machine is too slow now and then for a CHECK, which is left out then
+            demo.chat(client, model)
+            assert "tokens/s" in capsys.readouterr().out
+            counts = router.counts()
+            if 'checks_total{result="namespace"}' in counts:
+                break
         assert counts['checks_total{result="namespace"}'] == 1 and counts["checked_tokens_total"] == 0
         with pytest.raises(demo.DemoError, match="asked for 0 tokens and knew of none"):
             demo.show_routing(router)
