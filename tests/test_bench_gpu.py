@@ -106,7 +106,7 @@ def test_the_store_part_by_part(long_checkpoint: Path, tmp_path: Path) -> None:
         assert ways[way]["same answers"] == ways[way]["of"] == 2, way
     assert ways["store hit"]["same hits"] and max(ways["store hit, damaged"]["hits"]) == 0
     assert json.loads((tmp_path / "faulty.json").read_text())["changed_slabs"] > 0
-    assert {*report["decode_s"]} == {"bare", "fill"}
+    assert {*report["decode_s"]} == {"bare", "fill"} and report["gb_per_s"]["load"]["GPU in"] > 0
 
 
 def test_chunks_of_no_size(tmp_path: Path) -> None:

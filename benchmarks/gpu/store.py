@@ -122,11 +122,18 @@ class Engine:
             time.sleep(0.05)
 
     def counts(self) -> dict[str, float]:
-        """vLLM's own counts of what went into and out of the GPU, and the connector's."""
+        """vLLM's own counts of what went into and out of the GPU, and the connector's.
+
+        From where they are kept: `LLM.get_metrics` cuts every counter to a whole number, seconds as well.
+        """
+        from prometheus_client import REGISTRY
+
         return {
-            f"{m.name}{sorted(m.labels.items())}": float(m.value if hasattr(m, "value") else m.sum)
-            for m in self.llm.get_metrics()
-            if "kv_offload" in m.name or "deepinfer_kv" in m.name
+            f"{metric.name}{sorted(sample.labels.items())}": sample.value
+            for metric in REGISTRY.collect()
+            if "kv_offload" in metric.name or "deepinfer_kv" in metric.name
+            for sample in metric.samples
+            if sample.name.removeprefix(metric.name) in ("", "_total", "_sum")
         }
 
 
