@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 from child import Child, answer
 
 from chunks.load import LONG, SHORT, Load, prompt_lengths
+from chunks.predictions import SETTLED, predictions
 
 GRID = 4
 """Chunks are as much shorter than on an accelerator."""
-SETTLED = 200
-"""Steps, after which predictions are to be right."""
 
 
 class Contender(NamedTuple):
@@ -59,7 +58,7 @@ def serve(text: str) -> None:
     contender = Contender(*contender)
     clock = time.process_time if options["clock"] == "processor" else time.perf_counter
     engine = _engine(contender, checkpoint, options["streams"])
-    predictions = _watched(engine, clock) if contender.kind == "ours" else []
+    seen = _by_clock(engine, clock) if contender.kind == "ours" else []
     load = Load(engine, options["streams"], clock)
     load.run([SHORT[0]], 0)
     answer()
@@ -70,8 +69,8 @@ def serve(text: str) -> None:
             continue
         load.run(prompt_lengths(asked["warm"], seed=2)[: asked["first"]], seed=2)
         measured = load.run(prompt_lengths(asked["cycles"], seed=1)[: asked["first"]], seed=1)
-        settled = [abs(said / took - 1) for said, took in predictions[SETTLED:]]
-        answer(json.dumps({**vars(measured), "errors": settled, "steps": len(predictions)}))
+        settled = [abs(said / took - 1) for said, took in seen[SETTLED:]]
+        answer(json.dumps({**vars(measured), "errors": settled, "steps": len(seen)}))
 
 
 def _engine(contender: Contender, checkpoint: str, streams: int) -> Any:
@@ -97,18 +96,9 @@ def _engine(contender: Contender, checkpoint: str, streams: int) -> Any:
     ).llm_engine
 
 
-def _watched(engine: Any, clock: Any) -> list[tuple[float, float]]:
-    """A list that gets what the scheduler predicts of each step and what it measures; by the load's clock."""
+def _by_clock(engine: Any, clock: Any) -> list[tuple[float, float]]:
+    """The predictions; steps are measured by the load's clock."""
     from deepinfer_vllm.scheduling import scheduler
 
     scheduler.perf_counter = clock
-    found: list[tuple[float, float]] = []
-    stats = engine.engine_core.engine_core.scheduler._stats
-    measured = stats.measured
-
-    def measure(predicted_s: float, seconds: float) -> None:
-        found.append((predicted_s, seconds))
-        measured(predicted_s, seconds)
-
-    stats.measured = measure
-    return found
+    return predictions(engine)

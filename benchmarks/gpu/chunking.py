@@ -22,11 +22,10 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from chunks.load import LONG, Load, Measured, prompt_lengths
+from chunks.predictions import SETTLED, predictions
 
 LARGEST = 32768
 """Tokens of a step where cost limits it."""
-SETTLED = 200
-"""Steps, after which predictions are to be right."""
 
 
 def engine(args: argparse.Namespace) -> Any:
@@ -48,20 +47,6 @@ def engine(args: argparse.Namespace) -> Any:
         enable_prefix_caching=False,
         **chosen,
     ).llm_engine
-
-
-def predictions(made: Any) -> list[tuple[float, float]]:
-    """A list that gets what our scheduler says of each step, and what the step took."""
-    found: list[tuple[float, float]] = []
-    stats = made.engine_core.engine_core.scheduler._stats
-    measured = stats.measured
-
-    def measure(predicted_s: float, seconds: float) -> None:
-        found.append((predicted_s, seconds))
-        measured(predicted_s, seconds)
-
-    stats.measured = measure
-    return found
 
 
 def told(measured: Measured) -> dict[str, Any]:
