@@ -1,7 +1,6 @@
 """What whole steps take: the formula, its fit, and the file between two engines."""
 
 import json
-import os
 from math import inf, nan
 from pathlib import Path
 from random import Random
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import special_files
 from deepinfer_costmodel.cost import Cost, CostError
 from deepinfer_costmodel.priors import PUBLISHED
 from deepinfer_costmodel.step import Load, StepCost
@@ -145,15 +145,10 @@ def test_other_coefficients_are_refused(tmp_path: Path, change: dict[str, Any], 
         read_step_table(path)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+@pytest.mark.parametrize("kind", special_files.KINDS)
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
     """A pipe would keep the reader waiting."""
     path = tmp_path / "costs.json"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/null")
+    special_files.put(path, kind)
     with pytest.raises(CostError, match="no regular file"):
         read_step_table(path)

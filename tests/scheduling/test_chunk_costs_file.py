@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import special_files
 from deepinfer_costmodel.cost import Cost
 from deepinfer_costmodel.step import StepCost
 from deepinfer_costmodel.step_table import StepTable, read_step_table
@@ -125,16 +126,11 @@ def test_a_writer_that_does_not_end_is_not_waited_for_long(tmp_path: Path, monke
     assert read_step_table(path).sources == {"full": "another; fitted to 2 steps"} and len(said) == 1
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+@pytest.mark.parametrize("kind", special_files.KINDS)
 def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path, kind: str) -> None:
     """In place of /dev/null a file would be bad for the whole machine."""
     path = tmp_path / "costs.json"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/null")
+    special_files.put(path, kind)
     with pytest.raises(OSError, match="no regular file"):
         rewrite(path, told("a test"))
     assert list(tmp_path.iterdir()) == [path] and not path.is_file()
