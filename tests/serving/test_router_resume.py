@@ -21,7 +21,8 @@ MAX_TOKENS = 48
 class Cutter:
     """A TCP proxy to one engine that breaks off the first streams, each after so many events.
 
-    At the latest before the last: an engine puts several tokens into one event when it is not read in time.
+    At the latest before the last: an engine puts several tokens into one event when it is not read in time. And not
+    after tokens that have no text yet, half a character: a client that has seen their ids cannot be helped.
     """
 
     def __init__(self, url: str, after: list[int]) -> None:
@@ -39,12 +40,14 @@ class Cutter:
 
         going = asyncio.ensure_future(up())
         events = 0
+        is_half = False
         while data := await from_engine.read(1 << 16):
             events += data.count(b"data: {")
-            if self._after and (events >= self._after[0] or b'"finish_reason":"' in data):
+            if self._after and ((events >= self._after[0] and not is_half) or b'"finish_reason":"' in data):
                 del self._after[0]
                 break
             writer.write(data)
+            is_half = b'"text":""' in data.rpartition(b"data: {")[2]
         going.cancel()
         to_engine.close()
         writer.close()

@@ -32,7 +32,7 @@ async def ask(
         reader, writer = await asyncio.open_connection(engine.host, engine.port)
         writer.write(data)
         while until_bytes not in found:
-            piece = await asyncio.wait_for(reader.read(65536), 0.3)
+            piece = await asyncio.wait_for(reader.read(65536), 2.0)
             if not piece:
                 return found, "FIN"
             found += piece
@@ -43,6 +43,7 @@ async def ask(
     except ConnectionResetError:
         return found, "RST"
     except TimeoutError:
+        writer.close()  # else it stays open until it is collected, and the engine busy
         return found, "stalled"
 
 
